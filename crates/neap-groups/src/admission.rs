@@ -28,6 +28,7 @@ use crate::id_table::IdTarget;
 use crate::queue::{Queues, Waiter, state};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_os::futex::{self, Sharing};
 
 /// Number of waiters that may pass the oldest waiter of a group.
@@ -80,11 +81,11 @@ fn passes(bytes: u64, oldest: &Waiter) -> bool {
 
 impl Groups {
     /// Admits waiters at the group that an id leads to, and at its ancestors. Returns whether more
-    /// could be admitted. The caller must be inside the fork gate.
+    /// could be admitted.
     #[cold]
     #[inline(never)]
-    pub(crate) fn admit<H: Reclaimer>(&self, host: &H, id: GroupId) -> bool {
-        self.in_queues(host, |queues, round| {
+    pub(crate) fn admit<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H, id: GroupId) -> bool {
+        self.in_queues(inside, host, |queues, round| {
             let Some(behind) = self.tree.owners.behind(id) else { return false };
             let mut path = [NONE; DEEPEST as usize];
             let slots = self.tree.upwards(behind.slot()).zip(&mut path).map(|((slot, _), place)| *place = slot).count();
@@ -94,17 +95,17 @@ impl Groups {
         })
     }
 
-    /// Runs `body` with the queues and within a read, and then wakes threads. The caller must be
-    /// inside the fork gate.
+    /// Runs `body` with the queues and within a read, and then wakes threads.
     pub(crate) fn in_queues<H: Reclaimer, R>(
         &self,
+        inside: &Inside<'_>,
         host: &H,
         body: impl FnOnce(&mut Queues<'_>, &mut Round) -> R,
     ) -> R {
         let mut round =
             Round { attempts: 0, woken: [NONE; ATTEMPTS_PER_HOLD_MAX], threads: 0, due: false, unfinished: false };
         let answer = {
-            let mut queues = self.waiters.lock(&self.tree);
+            let mut queues = self.waiters.lock(inside, &self.tree);
             let _reading = self.rcu.enter();
             body(&mut queues, &mut round)
         };
@@ -113,7 +114,7 @@ impl Groups {
             futex::wake(&waiter.state, 1, Sharing::Process);
         }
         if round.due || round.unfinished {
-            host.request_tick();
+            host.request_tick(inside);
         }
         answer
     }

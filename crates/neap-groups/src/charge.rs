@@ -34,6 +34,7 @@ use crate::protection::delay;
 use crate::stock::{BATCH, CAP};
 use core::sync::atomic::{AtomicU32, Ordering};
 use neap_base::Platform;
+use neap_base::gate::Inside;
 
 /// Maximum number of reclaim calls for one charge, if each call frees something.
 const RECLAIMS_MAX: u32 = 16;
@@ -142,14 +143,14 @@ impl Groups {
         let reclaims = if on_limit == OnLimit::Reserve { 0 } else { RECLAIMS_MAX };
         let charged = match self.look_for_room(host, payer, bytes, on_limit, reclaims) {
             Err(ChargeFailure::Full(_)) if on_limit != OnLimit::Refuse => {
-                host.inside(|| self.try_charge(host, payer, bytes, on_limit))
+                host.inside(|inside| self.try_charge(inside, host, payer, bytes, on_limit))
             }
             answer => answer,
         };
         match charged {
             Ok(charged) => Ok(self.delay(host, payer, charged)),
             Err(ChargeFailure::Gone) => Err(Refusal::Gone),
-            Err(ChargeFailure::Full(group)) => Err(host.inside(|| self.refuse(host, group, bytes))),
+            Err(ChargeFailure::Full(group)) => Err(host.inside(|inside| self.refuse(inside, host, group, bytes))),
         }
     }
 
@@ -170,7 +171,7 @@ impl Groups {
         let (mut drained, mut drains) = (None, 0);
         let pace = if on_limit == OnLimit::Refuse { FlushPace::AtOnce } else { FlushPace::Spaced };
         loop {
-            let full = match host.inside(|| self.try_charge(host, payer, bytes, OnLimit::Refuse)) {
+            let full = match host.inside(|inside| self.try_charge(inside, host, payer, bytes, OnLimit::Refuse)) {
                 Err(ChargeFailure::Full(group)) => group,
                 answer => return answer,
             };
@@ -178,7 +179,9 @@ impl Groups {
             let reclaims_next = reclaims > 0;
             // Evaluated only when stocks are empty, since stocked bytes count as used. Only then
             // are the protected bytes and the holders exact.
-            let never = || self.exceeds_max(payer, bytes).or_else(|| self.blocked_by_min(full, bytes));
+            let never = |inside: &Inside<'_>| {
+                self.exceeds_max(inside, payer, bytes).or_else(|| self.blocked_by_min(inside, full, bytes))
+            };
             if on_limit == OnLimit::Refuse
                 && !drains_next
                 && let Some(group) = host.inside(never)
@@ -189,8 +192,7 @@ impl Groups {
                 return Err(ChargeFailure::Full(group));
             }
             if drains_next || reclaims_next {
-                let tell = |group: &Group| self.tell(host, group, Event::Max);
-                _ = host.inside(|| self.with(full, tell));
+                _ = host.inside(|inside| self.with(inside, full, |group| self.tell(inside, host, group, Event::Max)));
             }
             // Another full group, further up, has further descendants with stocks.
             if drains_next {
@@ -209,18 +211,16 @@ impl Groups {
         }
     }
 
-    /// Returns the first group, upwards, with a `max` below the bytes to be charged. The caller
-    /// must be inside the fork gate.
-    fn exceeds_max(&self, payer: Payer, bytes: u64) -> Option<GroupId> {
+    /// Returns the first group, upwards, with a `max` below the bytes to be charged.
+    fn exceeds_max(&self, _: &Inside<'_>, payer: Payer, bytes: u64) -> Option<GroupId> {
         let _reading = self.rcu.enter();
         let slot = self.tree.owners.behind(payer.id())?.slot();
         self.tree.upwards(slot).find(|(_, group)| bytes > group.bound(Bound::Max)).map(|(_, group)| group.id())
     }
 
-    /// Returns `full` if the `min` of its children leaves no room for `bytes` below its `max`. The
-    /// caller must be inside the fork gate.
-    fn blocked_by_min(&self, full: GroupId, bytes: u64) -> Option<GroupId> {
-        let kept = self.with(full, |group| {
+    /// Returns `full` if the `min` of its children leaves no room for `bytes` below its `max`.
+    fn blocked_by_min(&self, inside: &Inside<'_>, full: GroupId, bytes: u64) -> Option<GroupId> {
+        let kept = self.with(inside, full, |group| {
             let room = group.bound(Bound::Max).saturating_sub(bytes);
             self.tree.claimed_below(group, Bound::Min) > room
         });
@@ -228,9 +228,10 @@ impl Groups {
     }
 
     /// Charges a batch to the counters, or `bytes` if a batch does not fit, and stocks the excess.
-    /// Returns the charged bytes. The caller must be inside the fork gate.
+    /// Returns the charged bytes.
     fn try_charge<H: Reclaimer>(
         &self,
+        inside: &Inside<'_>,
         host: &H,
         payer: Payer,
         bytes: u64,
@@ -247,14 +248,14 @@ impl Groups {
                 let exact = if bytes < batch { self.charge_ancestors(slot, bytes, OnLimit::Refuse) } else { Err(full) };
                 // `charge_ancestors` took room for a moment that a waiter may have needed.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
-                    _ = self.admit(host, payer.id());
+                    _ = self.admit(inside, host, payer.id());
                 }
                 match (exact, on_limit) {
                     (Ok(()), _) => {}
                     (Err(full), OnLimit::Refuse) => return Err(ChargeFailure::Full(full.id())),
                     (Err(full), OnLimit::Overcharge | OnLimit::Reserve) => {
                         self.charge_ancestors(slot, bytes, on_limit).map_err(|full| ChargeFailure::Full(full.id()))?;
-                        self.tell(host, full, Event::Overcharged);
+                        self.tell(inside, host, full, Event::Overcharged);
                     }
                 }
                 bytes
@@ -264,17 +265,17 @@ impl Groups {
         if charged > bytes
             && let Some((payer, bytes)) = self.stocks.put(host.platform(), payer, charged - bytes)
         {
-            self.uncharge_counters(host, payer, bytes);
+            self.uncharge_counters(inside, host, payer, bytes);
         }
         Ok(charged)
     }
 
     /// Charges bytes to a payer without waiting: from this CPU's stock, or to the counters if they
-    /// have room. Returns whether the bytes were charged. The caller must be inside the fork gate.
+    /// have room. Returns whether the bytes were charged.
     ///
     /// Does not reclaim, fence a CPU or delay the caller. Stocks of other CPUs and cached bytes are
     /// not used. The only system call wakes the thread that ticks.
-    pub fn charge_at_once<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) -> bool {
+    pub fn charge_at_once<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H, payer: Payer, bytes: u64) -> bool {
         if self.take(host.platform(), payer, bytes) {
             return true;
         }
@@ -286,11 +287,11 @@ impl Groups {
                 true
             }
             Err(full) => {
-                self.tell(host, full, Event::Refused);
+                self.tell(inside, host, full, Event::Refused);
                 // `charge_ancestors` took room for a moment, as in `try_charge`. Here a tick admits
                 // waiters.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
-                    host.request_tick();
+                    host.request_tick(inside);
                 }
                 false
             }
@@ -328,7 +329,7 @@ impl Groups {
     pub(crate) fn delay<H: Reclaimer>(&self, host: &H, payer: Payer, charged: u64) -> u64 {
         // Returns the delay and the uppermost group above its `high`. If `tells`, counts
         // [`Event::High`] at each group above its `high`.
-        let look = |tells: bool| {
+        let look = |inside: &Inside<'_>, tells: bool| {
             let _reading = self.rcu.enter();
             let (mut longest, mut top) = (0, None);
             let Some(behind) = self.tree.owners.behind(payer.id()) else { return (longest, top) };
@@ -338,19 +339,19 @@ impl Groups {
                     longest = longest.max(delay(usage, high, charged));
                     top = Some(group.id());
                     if tells {
-                        self.tell(host, group, Event::High);
+                        self.tell(inside, host, group, Event::High);
                     }
                 }
             }
             (longest, top)
         };
-        let (longest, top) = host.inside(|| look(false));
+        let (longest, top) = host.inside(|inside| look(inside, false));
         // Stocks are not emptied: the batch that filled a stock delays all small charges from it at
         // once.
         if let Some(top) = top.filter(|_| longest > 0) {
             host.flush(&|payer| self.is_below(payer.id(), top), FlushPace::AtOnce);
         }
-        if top.is_some() { host.inside(|| look(true)).0 } else { 0 }
+        if top.is_some() { host.inside(|inside| look(inside, true)).0 } else { 0 }
     }
 
     /// Returns the groups that hold most of the bytes charged to a group. The caller must be within
@@ -410,9 +411,9 @@ impl Groups {
 
     /// Counts a refusal, and returns it.
     #[cold]
-    pub(crate) fn refuse<H: Reclaimer>(&self, host: &H, full: GroupId, need: u64) -> Refusal {
-        let limit = self.with(full, |group| {
-            self.tell(host, group, Event::Refused);
+    pub(crate) fn refuse<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H, full: GroupId, need: u64) -> Refusal {
+        let limit = self.with(inside, full, |group| {
+            self.tell(inside, host, group, Event::Refused);
             let holders = self.holders(host, group);
             (group.usage(), group.bound(Bound::Max), holders)
         });
@@ -437,20 +438,18 @@ impl Groups {
         if gone && self.give(host.platform(), payer.of_heir(), bytes) {
             return;
         }
-        host.inside(|| self.stock_or_uncharge(host, payer, bytes));
+        host.inside(|inside| self.stock_or_uncharge(inside, host, payer, bytes));
     }
 
-    /// Uncharges bytes from a payer's group, or from its heir if the group is deleted. The caller
-    /// must be inside the fork gate.
-    pub fn uncharge_inside<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
+    /// Uncharges bytes from a payer's group, or from its heir if the group is deleted.
+    pub fn uncharge_inside<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H, payer: Payer, bytes: u64) {
         if !self.give(host.platform(), payer, bytes) {
-            self.stock_or_uncharge(host, payer, bytes);
+            self.stock_or_uncharge(inside, host, payer, bytes);
         }
     }
 
-    /// Stocks uncharged bytes, or takes them off the counters. The caller must be inside the fork
-    /// gate.
-    fn stock_or_uncharge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
+    /// Stocks uncharged bytes, or takes them off the counters.
+    fn stock_or_uncharge<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H, payer: Payer, bytes: u64) {
         let out = {
             let _reading = self.rcu.enter();
             // Checked again within the read. If the group exists now, its grace period cannot end
@@ -463,6 +462,6 @@ impl Groups {
                 self.stocks.put(host.platform(), payer, bytes)
             }
         };
-        out.inspect(|&(payer, bytes)| self.uncharge_counters(host, payer, bytes));
+        out.inspect(|&(payer, bytes)| self.uncharge_counters(inside, host, payer, bytes));
     }
 }

@@ -29,6 +29,7 @@ use crate::id_table::IdTarget;
 use crate::table::{Entry, Table};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use neap_base::gate::Inside;
 use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
 use neap_base::sync::me;
@@ -212,7 +213,7 @@ impl Subscribers {
     }
 
     /// Locks the subscriptions.
-    pub(crate) fn lock(&self) -> Guard<'_, FreeSubscriptions> {
+    pub(crate) fn lock(&self, _: &Inside<'_>) -> Guard<'_, FreeSubscriptions> {
         self.lists.lock()
     }
 
@@ -289,8 +290,8 @@ impl Subscribers {
 
 impl Groups {
     /// Counts an event of a group and its ancestors. If a subscriber wants it, requests a delivery.
-    /// The caller must be inside the fork gate, and may hold the tree's mutex.
-    pub(crate) fn tell<H: Reclaimer>(&self, host: &H, group: &Group, event: Event) {
+    /// The caller may hold the tree's mutex.
+    pub(crate) fn tell<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H, group: &Group, event: Event) {
         let parent = group.parent.load(Ordering::Relaxed);
         let mut is_heard = false;
         let above = self.tree.upwards(parent).map(|(_, above)| (above, false));
@@ -299,7 +300,7 @@ impl Groups {
             is_heard |= group.heard.load(Ordering::Relaxed) & bit(event) != 0;
         }
         if is_heard && self.subscribers.mark() {
-            host.request_tick();
+            host.request_tick(inside);
         }
     }
 
@@ -325,8 +326,8 @@ impl Groups {
                 _ => NotSubscribed::NoEventFd,
             })?;
         }
-        host.inside(|| {
-            let mut lists = self.subscribers.lock();
+        host.inside(|inside| {
+            let mut lists = self.subscribers.lock(inside);
             let table = &self.subscribers.table;
             if lists.free == 0 {
                 if lists.fresh == table.len() {
@@ -372,8 +373,8 @@ impl Groups {
     /// each other's subscriptions, both wait for ever.
     pub fn unsubscribe<H: Reclaimer>(&self, host: &H, subscription: Subscription) -> bool {
         let mut was_there = false;
-        while let Some((entry, turns)) = host.inside(|| {
-            let mut lists = self.subscribers.lock();
+        while let Some((entry, turns)) = host.inside(|inside| {
+            let mut lists = self.subscribers.lock(inside);
             let _reading = self.rcu.enter();
             let entry = self.subscribers.of(subscription)?;
             was_there = true;
@@ -411,7 +412,7 @@ impl Groups {
             return;
         }
         let mut index = 0;
-        while let Some((listener, happened)) = host.inside(|| self.next_news(&mut index)) {
+        while let Some((listener, happened)) = host.inside(|inside| self.next_news(inside, &mut index)) {
             let is_heard = match listener {
                 Listener::Callback(callback, context) => {
                     callback(context, happened);
@@ -421,14 +422,14 @@ impl Groups {
                 // file's.
                 Listener::EventFd(descriptor) => event_fd::tell(descriptor).is_ok(),
             };
-            host.inside(|| self.has_told(index, is_heard));
+            host.inside(|inside| self.has_told(inside, index, is_heard));
         }
     }
 
     /// Returns the next news and its listener, from the subscription at `index` on, and marks that
     /// subscription as running.
-    fn next_news(&self, index: &mut u32) -> Option<(Listener, EventDelta)> {
-        let _lists = self.subscribers.lock();
+    fn next_news(&self, inside: &Inside<'_>, index: &mut u32) -> Option<(Listener, EventDelta)> {
+        let _lists = self.subscribers.lock(inside);
         let _reading = self.rcu.enter();
         loop {
             let entry = self.subscribers.table.get(*index)?;
@@ -448,8 +449,8 @@ impl Groups {
         }
     }
 
-    fn has_told(&self, index: u32, is_heard: bool) {
-        let mut lists = self.subscribers.lock();
+    fn has_told(&self, inside: &Inside<'_>, index: u32, is_heard: bool) {
+        let mut lists = self.subscribers.lock(inside);
         let _reading = self.rcu.enter();
         let Some(entry) = self.subscribers.table.get(index) else { return };
         entry.running.store(0, Ordering::Relaxed);
@@ -465,9 +466,9 @@ impl Groups {
     }
 
     /// In a forked child, frees ended subscriptions that other threads of the parent were telling,
-    /// and all subscriptions by eventfd. The caller must be inside the fork gate.
-    pub(crate) fn forget_tellers(&self) {
-        let mut lists = self.subscribers.lock();
+    /// and all subscriptions by eventfd.
+    pub(crate) fn forget_tellers(&self, inside: &Inside<'_>) {
+        let mut lists = self.subscribers.lock(inside);
         let _reading = self.rcu.enter();
         let mut index = 0;
         while let Some(entry) = self.subscribers.table.get(index) {

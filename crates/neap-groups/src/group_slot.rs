@@ -10,6 +10,7 @@ use crate::groups::Groups;
 use crate::id::GroupId;
 use core::sync::atomic::{Ordering, fence};
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_base::rcu::{Mark, Reading};
 
 impl Groups {
@@ -20,9 +21,9 @@ impl Groups {
     }
 
     /// Returns the group to which items for an id may be attached: the id's group, its heir, or the
-    /// nearest ancestor that is not being deleted. `None` if the id leads nowhere. The caller must
-    /// be inside the fork gate, since a lookup may take the mutex of the ids.
-    pub fn attach_target(&self, _reading: &Reading<'_>, id: GroupId) -> Option<GroupSlot> {
+    /// nearest ancestor that is not being deleted. `None` if the id leads nowhere. A lookup may
+    /// take the mutex of the ids.
+    pub fn attach_target(&self, _: &Inside<'_>, _reading: &Reading<'_>, id: GroupId) -> Option<GroupSlot> {
         let slot = self.tree.owners.behind(id)?.slot();
         let (slot, group) = self.tree.upwards(slot).find(|(_, group)| group.is_leaving.load(Ordering::Relaxed) == 0)?;
         Some(GroupSlot { group: group.id(), slot })
@@ -55,8 +56,14 @@ impl Groups {
     /// | 4. reads the mark | |
     ///
     /// Either B moves the item of A, or A reads the mark and attaches to the heir as well.
-    pub fn attach(&self, reading: &Reading<'_>, id: GroupId, mut add: impl FnMut(GroupSlot)) -> bool {
-        while let Some(target) = self.attach_target(reading, id) {
+    pub fn attach(
+        &self,
+        inside: &Inside<'_>,
+        reading: &Reading<'_>,
+        id: GroupId,
+        mut add: impl FnMut(GroupSlot),
+    ) -> bool {
+        while let Some(target) = self.attach_target(inside, reading, id) {
             add(target);
             // SeqCst pairs with the fence in `offline`.
             fence(Ordering::SeqCst);
@@ -94,9 +101,8 @@ impl Groups {
     }
 
     /// Returns whether all readers of a moment have left. Does not wait for them: if some have not
-    /// left, the caller calls this again later. Fences CPUs. The caller must be inside the fork
-    /// gate.
-    pub fn has_passed<P: Platform>(&self, platform: &P, moment: Mark) -> bool {
+    /// left, the caller calls this again later. Fences CPUs.
+    pub fn has_passed<P: Platform>(&self, _: &Inside<'_>, platform: &P, moment: Mark) -> bool {
         // If the fence fails, it is unknown whether readers have left.
         self.rcu.advance_past(platform, &(), moment).unwrap_or(false)
     }

@@ -15,7 +15,8 @@
 //! # Locking
 //!
 //! A thread holds no mutex while it waits for room, or while the host reclaims. Threads take
-//! mutexes only inside the host's fork gate, so a fork finds no mutex held.
+//! mutexes only inside the host's fork gate, so a fork finds no mutex held. Functions for
+//! such threads take an [`Inside`] as the proof.
 
 use crate::counts_memory::{counts_of_new_group, drop_counts};
 use crate::error::GroupError;
@@ -27,6 +28,7 @@ use crate::queue::Waiters;
 use crate::stock::Stocks;
 use crate::tree::{GroupCount, Tree};
 use core::sync::atomic::Ordering;
+use neap_base::gate::Inside;
 use neap_base::rcu::{Mark, Rcu};
 use neap_base::{Mutex, Platform};
 use neap_percpu::{Charge, Host, Owner, Standalone};
@@ -51,9 +53,8 @@ pub trait Reclaimer: Host {
     }
 
     /// Calls `each` with the bytes that caches keep, by the payer that is still charged for them.
-    /// Exact while no thread allocates or frees. The caller is inside the fork gate and holds no
-    /// lock.
-    fn each_kept(&self, _each: &mut dyn FnMut(Payer, u64)) {}
+    /// Exact while no thread allocates or frees. The caller holds no lock.
+    fn each_kept(&self, _: &Inside<'_>, _each: &mut dyn FnMut(Payer, u64)) {}
 
     /// Makes caches free the bytes that they keep for the payers for which `wanted` returns true.
     /// The caller is outside the fork gate and holds no lock.
@@ -62,9 +63,9 @@ pub trait Reclaimer: Host {
     /// Requests that [`Groups::tick`] and [`Groups::deliver`] be called soon, by a thread that
     /// holds no lock.
     ///
-    /// The caller is inside the fork gate, perhaps under a mutex of the groups and within a free.
-    /// The implementation must neither wait nor call these two functions itself.
-    fn request_tick(&self) {}
+    /// The caller may hold a mutex of the groups, and be within a free. The implementation must
+    /// neither wait nor call these two functions itself.
+    fn request_tick(&self, _: &Inside<'_>) {}
 
     /// Requests that a server, a thread that reclaims, [take a request](Groups::take_request) of a
     /// group. The caller is outside the fork gate and holds no lock. The implementation must not
@@ -75,10 +76,9 @@ pub trait Reclaimer: Host {
     /// group's charges move after the items. So the parent is never charged for items that cannot
     /// be found there.
     ///
-    /// The caller is inside the fork gate and holds the tree's mutex. The implementation must
-    /// return soon. It may use only functions of `groups` that take no lock, such as
-    /// [`Groups::parent_of`].
-    fn offline(&self, _groups: &Groups, _child: GroupSlot, _parent: GroupSlot) {}
+    /// The caller holds the tree's mutex. The implementation must return soon. It may use only
+    /// functions of `groups` that take no lock, such as [`Groups::parent_of`].
+    fn offline(&self, _: &Inside<'_>, _groups: &Groups, _child: GroupSlot, _parent: GroupSlot) {}
 }
 
 /// A standalone host keeps the no-op defaults: it never reclaims.
@@ -190,7 +190,7 @@ impl Groups {
 
     /// Records the thread that a group was made for, by the thread's id, which is not 0.
     pub fn note_thread<H: Host>(&self, host: &H, id: GroupId, thread: u32) {
-        host.inside(|| {
+        host.inside(|_| {
             let slot = self.tree.slot_of(id).ok();
             slot.and_then(|slot| self.tree.group(slot))
                 .inspect(|group| group.made_for.store(thread, Ordering::Relaxed));
@@ -199,7 +199,7 @@ impl Groups {
 
     /// Returns the thread that a group was made for; `None` if there is none or the group is gone.
     pub fn thread_of<H: Host>(&self, host: &H, id: GroupId) -> Option<u32> {
-        let thread = host.inside(|| {
+        let thread = host.inside(|_| {
             let group = self.tree.group(self.tree.slot_of(id).ok()?)?;
             Some(group.made_for.load(Ordering::Relaxed))
         });
@@ -212,7 +212,7 @@ impl Groups {
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
     pub fn find<H: Host>(&self, host: &H, from: GroupId, path: &str) -> Result<GroupId, GroupError> {
-        host.inside(|| self.tree.find(from, path))
+        host.inside(|_| self.tree.find(from, path))
     }
 
     /// Sets a bound, counts [`Event::LimitChanged`], and returns the previous value. Takes effect
@@ -226,12 +226,12 @@ impl Groups {
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
     pub fn set_bound<H: Reclaimer>(&self, host: &H, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, GroupError> {
-        let (before, usage) = host.inside(|| {
+        let (before, usage) = host.inside(|inside| {
             let _reading = self.rcu.enter();
             self.tree.change(id, |group| {
                 let before = group.bound(bound);
                 self.tree.set_bound(group, bound, bytes);
-                self.tell(host, group, Event::LimitChanged);
+                self.tell(inside, host, group, Event::LimitChanged);
                 (before, group.usage())
             })
         })?;
@@ -241,16 +241,16 @@ impl Groups {
         if bound == Bound::Max {
             // After a lower `max`, too: waiters with a request that exceeds the new `max` are
             // refused.
-            while host.inside(|| self.admit(host, id)) {}
+            while host.inside(|inside| self.admit(inside, host, id)) {}
         }
         if bound == Bound::High {
             // A tick ends the delay of charges that were delayed above the previous `high`.
-            host.inside(|| host.request_tick());
+            host.inside(|inside| host.request_tick(inside));
         }
         if matches!(bound, Bound::Max | Bound::High) && usage > bytes {
-            host.inside(|| {
+            host.inside(|inside| {
                 let _reading = self.rcu.enter();
-                self.tree.owners.own(id).inspect(|&slot| self.ask_for_excess(slot));
+                self.tree.owners.own(id).inspect(|&slot| self.ask_for_excess(inside, slot));
             });
             host.ask_soon();
         }
@@ -267,13 +267,12 @@ impl Groups {
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
     pub fn place<H: Host>(&self, host: &H, id: GroupId) -> Result<(Option<GroupId>, Name), GroupError> {
-        host.inside(|| self.with(id, |group| (self.above(group), group.name())))
+        host.inside(|inside| self.with(inside, id, |group| (self.above(group), group.name())))
     }
 
     /// Calls `f` with a group, which keeps its slot meanwhile. Takes the mutex of the ids if a
-    /// chain of ids can be shortened and the mutex is free. The caller must be inside the fork
-    /// gate.
-    pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, GroupError> {
+    /// chain of ids can be shortened and the mutex is free.
+    pub(crate) fn with<R>(&self, _: &Inside<'_>, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, GroupError> {
         let _reading = self.rcu.enter();
         self.tree.with(id, f)
     }
@@ -287,17 +286,17 @@ impl Groups {
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
     pub fn info<H: Host>(&self, host: &H, id: GroupId) -> Result<Info, GroupError> {
-        host.inside(|| self.with(id, |group| self.info_of(host, group)))
+        host.inside(|inside| self.with(inside, id, |group| self.info_of(inside, host, group)))
     }
 
     /// Returns a description of the group in a slot; `None` if there is none. Slots go from 0 up to
-    /// [`GroupCount::slots`]. The caller must be inside the fork gate.
-    pub fn info_at<H: Host>(&self, host: &H, slot: u32) -> Option<Info> {
+    /// [`GroupCount::slots`].
+    pub fn info_at<H: Host>(&self, inside: &Inside<'_>, host: &H, slot: u32) -> Option<Info> {
         let _reading = self.rcu.enter();
-        self.tree.at(slot, |group| self.info_of(host, group))
+        self.tree.at(slot, |group| self.info_of(inside, host, group))
     }
 
-    fn info_of<H: Host>(&self, host: &H, group: &Group) -> Info {
+    fn info_of<H: Host>(&self, inside: &Inside<'_>, host: &H, group: &Group) -> Info {
         Info {
             id: group.id(),
             parent: self.above(group),
@@ -308,7 +307,7 @@ impl Groups {
             kinds: Kind::ALL.map(|kind| self.of_kind(host, group, kind)),
             events: Event::ALL.map(|event| group.events(event)),
             local_events: Event::ALL.map(|event| group.local_events(event)),
-            stalled_us: self.stalled_us(host, group),
+            stalled_us: self.stalled_us(inside, host, group),
             children: group.children.load(Ordering::Relaxed),
         }
     }
@@ -327,7 +326,7 @@ impl Groups {
             peak.fetch_max(group.usage(), Ordering::Relaxed);
             before
         };
-        host.inside(|| self.with(id, reset))
+        host.inside(|inside| self.with(inside, id, reset))
     }
 
     /// Returns the bytes charged to a group alone, of one kind on one node, stocks included.
@@ -336,7 +335,7 @@ impl Groups {
     /// [`GroupError::NoSuchGroup`].
     pub fn charged<H: Host>(&self, host: &H, id: GroupId, kind: Kind, node: usize) -> Result<u64, GroupError> {
         let counted = |group: &Group| if node < self.nodes { self.counted(host, group, kind, node) } else { 0 };
-        host.inside(|| self.with(id, counted))
+        host.inside(|inside| self.with(inside, id, counted))
     }
 
     /// Returns the bytes that a group and its descendants use. They are charged bytes that are
@@ -348,10 +347,12 @@ impl Groups {
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
     pub fn used<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<u64, GroupError> {
-        host.inside(|| {
-            let charged = self.with(id, Group::usage)?;
+        host.inside(|inside| {
+            let charged = self.with(inside, id, Group::usage)?;
             let mut unused = 0;
-            self.each_slack(host, &mut |payer, bytes| unused += if self.is_below(payer.id(), id) { bytes } else { 0 });
+            self.each_slack(inside, host, &mut |payer, bytes| {
+                unused += if self.is_below(payer.id(), id) { bytes } else { 0 }
+            });
             Ok(charged.saturating_sub(unused))
         })
     }
@@ -366,12 +367,11 @@ impl Groups {
     /// Stores the unused bytes of each group, without its descendants, for [`Groups::unused_at`].
     /// Unused bytes are stocked, or kept by caches.
     ///
-    /// The result may miss concurrent changes. Only one thread at a time may call this, inside the
-    /// fork gate.
-    pub fn add_up_unused<H: Reclaimer>(&self, host: &H) {
+    /// The result may miss concurrent changes. Only one thread at a time may call this.
+    pub fn add_up_unused<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H) {
         let groups = (0..self.tree.count().slots).filter_map(|slot| self.tree.group(slot));
         groups.for_each(|group| group.unused.store(0, Ordering::Relaxed));
-        self.each_slack(host, &mut |payer, bytes| {
+        self.each_slack(inside, host, &mut |payer, bytes| {
             let _reading = self.rcu.enter();
             let behind = self.tree.owners.behind(payer.id());
             let group = behind.and_then(|behind| self.tree.group(behind.slot()));
@@ -380,32 +380,31 @@ impl Groups {
     }
 
     /// Returns the group in a slot and its unused bytes at the last call of
-    /// [`Groups::add_up_unused`]; `None` for 0 bytes. The caller must be inside the fork gate.
-    pub fn unused_at(&self, slot: u32) -> Option<(GroupId, u64)> {
+    /// [`Groups::add_up_unused`]; `None` for 0 bytes.
+    pub fn unused_at(&self, _: &Inside<'_>, slot: u32) -> Option<(GroupId, u64)> {
         let _reading = self.rcu.enter();
         let group = self.tree.group(slot)?;
         Some((group.id(), group.unused.load(Ordering::Relaxed))).filter(|(_, bytes)| *bytes > 0)
     }
 
-    fn each_slack<H: Reclaimer>(&self, host: &H, each: &mut dyn FnMut(Payer, u64)) {
+    fn each_slack<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H, each: &mut dyn FnMut(Payer, u64)) {
         self.stocks.each(&mut *each);
-        host.each_kept(each);
+        host.each_kept(inside, each);
     }
 
     /// Returns the bytes of a kind that are charged in all groups together and not stocked. Exact
-    /// while no thread charges. The caller must be inside the fork gate.
-    pub fn used_of_kind<H: Host>(&self, host: &H, kind: Kind) -> u64 {
+    /// while no thread charges.
+    pub fn used_of_kind<H: Host>(&self, inside: &Inside<'_>, host: &H, kind: Kind) -> u64 {
         let slots = 0..self.tree.count().slots;
         let charged: u64 =
-            slots.filter_map(|slot| self.info_at(host, slot)).map(|info| info.kinds[kind as usize]).sum();
+            slots.filter_map(|slot| self.info_at(inside, host, slot)).map(|info| info.kinds[kind as usize]).sum();
         let mut stocked = 0;
         self.stocks.each(|payer, bytes| stocked += if payer.kind() == kind { bytes } else { 0 });
         charged.saturating_sub(stocked)
     }
 
-    /// Returns the group of an id, or its heir if the group is deleted. The caller must be inside
-    /// the fork gate.
-    pub fn heir(&self, id: GroupId) -> Option<GroupId> {
+    /// Returns the group of an id, or its heir if the group is deleted.
+    pub fn heir(&self, _: &Inside<'_>, id: GroupId) -> Option<GroupId> {
         let _reading = self.rcu.enter();
         self.tree.group(self.tree.owners.behind(id)?.slot()).map(Group::id)
     }
@@ -413,7 +412,7 @@ impl Groups {
     /// Returns the child of `parent` that follows `after`; the first child if `after` is `None`.
     /// Returns `None` at the end, or if either group is gone.
     pub fn next_child<H: Host>(&self, host: &H, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
-        host.inside(|| {
+        host.inside(|_| {
             let _reading = self.rcu.enter();
             self.tree.next_child(parent, after)
         })
@@ -422,7 +421,7 @@ impl Groups {
     /// Writes the slots of a group and all its descendants to `slots`, in order, and returns their
     /// number. `None` if there is not room for all, or the group is gone.
     pub fn slots_below<H: Host>(&self, host: &H, top: GroupId, slots: &mut [u32]) -> Option<usize> {
-        host.inside(|| {
+        host.inside(|_| {
             let _reading = self.rcu.enter();
             self.tree.slots_below(top, slots)
         })
@@ -433,7 +432,7 @@ impl Groups {
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
     pub fn protection<H: Host>(&self, host: &H, id: GroupId) -> Result<Protection, GroupError> {
-        host.inside(|| {
+        host.inside(|_| {
             let _reading = self.rcu.enter();
             let by = |bound| self.tree.effective(id, bound);
             Ok(Protection { min: by(Bound::Min)?, low: by(Bound::Low)? })
@@ -457,7 +456,7 @@ impl Groups {
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
     pub fn usage<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, GroupError> {
-        host.inside(|| self.with(id, Group::usage))
+        host.inside(|inside| self.with(inside, id, Group::usage))
     }
 
     /// Returns the bytes charged to a group alone, stocks included.
@@ -465,13 +464,13 @@ impl Groups {
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
     pub fn own_usage<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, GroupError> {
-        host.inside(|| self.with(id, |group| self.tree.own_usage(group)))
+        host.inside(|inside| self.with(inside, id, |group| self.tree.own_usage(group)))
     }
 
     /// Returns usage and protection of the group in a slot, relative to `top`. `None` if it is
     /// neither `top` nor a descendant.
     pub fn standing<H: Host>(&self, host: &H, slot: u32, top: GroupId) -> Option<GroupUsage> {
-        host.inside(|| {
+        host.inside(|_| {
             let _reading = self.rcu.enter();
             self.tree.standing(slot, top)
         })
@@ -480,24 +479,24 @@ impl Groups {
     /// Counts an event of a group and of all its ancestors, and requests a delivery to subscribers.
     /// Does nothing if the group is gone.
     pub fn happened<H: Reclaimer>(&self, host: &H, id: GroupId, event: Event) {
-        _ = host.inside(|| self.with(id, |group| self.tell(host, group, event)));
+        _ = host.inside(|inside| self.with(inside, id, |group| self.tell(inside, host, group, event)));
     }
 
     /// Returns the number of groups.
     pub fn count<H: Host>(&self, host: &H) -> GroupCount {
-        host.inside(|| self.count_inside())
+        host.inside(|inside| self.count_inside(inside))
     }
 
-    /// Returns the number of groups. The caller must be inside the fork gate.
-    pub fn count_inside(&self) -> GroupCount {
+    /// Returns the number of groups.
+    pub fn count_inside(&self, _: &Inside<'_>) -> GroupCount {
         self.tree.count()
     }
 
     /// Returns the first id, from index `from` on, of a deleted group that is still referred to.
-    /// Also returns its heir, and the bytes booked under the id. The caller must be inside the fork
-    /// gate.
-    pub fn next_gone(&self, from: u32) -> Option<(GroupId, GroupId, u64)> {
-        let gone = |index| self.tree.owners.gone_at(index).and_then(|(id, bytes)| Some((id, self.heir(id)?, bytes)));
+    /// Also returns its heir, and the bytes booked under the id.
+    pub fn next_gone(&self, inside: &Inside<'_>, from: u32) -> Option<(GroupId, GroupId, u64)> {
+        let gone =
+            |index| self.tree.owners.gone_at(index).and_then(|(id, bytes)| Some((id, self.heir(inside, id)?, bytes)));
         (from..self.tree.owners.len()).find_map(gone)
     }
 
@@ -510,10 +509,10 @@ impl Groups {
         // SAFETY: by this function's contract the caller is the only thread of the child. It does
         // not use groups that it found in a read before the fork.
         unsafe { self.rcu.forget_others() };
-        host.inside(|| {
-            self.forget_tellers();
-            self.forget_waiters(host);
-            self.give_up_requests(|_| true);
+        host.inside(|inside| {
+            self.forget_tellers(inside);
+            self.forget_waiters(inside, host);
+            self.give_up_requests(inside, |_| true);
         });
     }
 
@@ -555,14 +554,15 @@ impl Groups {
     /// skipped.
     pub(crate) fn drain_stocks<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
         let wanted = |payer: Payer| self.is_below(payer.id(), id);
-        host.inside(|| {
-            self.stocks.drain(host.platform(), wanted, |payer, bytes| self.uncharge_counters(host, payer, bytes))
+        host.inside(|inside| {
+            self.stocks
+                .drain(host.platform(), wanted, |payer, bytes| self.uncharge_counters(inside, host, payer, bytes))
         })
     }
 
     /// Uncharges bytes from the counters of the payer's group, or of its heir, and of all
-    /// ancestors. The caller must be inside the fork gate.
-    pub(crate) fn uncharge_counters<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
+    /// ancestors.
+    pub(crate) fn uncharge_counters<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H, payer: Payer, bytes: u64) {
         {
             let _reading = self.rcu.enter();
             let Some(behind) = self.tree.owners.behind(payer.id()) else { return };
@@ -576,7 +576,7 @@ impl Groups {
                 .upwards(behind.slot())
                 .fold(false, |waited_for, (_, group)| group.sub_usage(bytes) | waited_for)
             {
-                _ = self.admit(host, payer.id());
+                _ = self.admit(inside, host, payer.id());
             }
         }
         self.tree.owners.unref_bytes(payer.id(), bytes);

@@ -22,6 +22,7 @@ use crate::id::{GroupId, Payer};
 use crate::queue::TICK_INTERVAL_NS;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_percpu::Owner;
 
 /// Maximum grace-period polls in [`Groups::end_deleted`]; slightly more than an idle system needs.
@@ -41,13 +42,13 @@ impl Groups {
     /// # Errors
     /// [`GroupError`] gives the reason. The tree of groups is unchanged then.
     pub fn create<H: Reclaimer>(&self, host: &H, parent: GroupId, name: &str) -> Result<GroupId, GroupError> {
-        for _ in (0..GRACE_SLEEPS_MAX).take_while(|_| host.inside(|| self.tree.is_crowded())) {
-            if self.end_deleted(host) && host.inside(|| self.tree.is_crowded()) {
+        for _ in (0..GRACE_SLEEPS_MAX).take_while(|_| host.inside(|_| self.tree.is_crowded())) {
+            if self.end_deleted(host) && host.inside(|_| self.tree.is_crowded()) {
                 host.platform().sleep(GRACE_SLEEP_NS);
             }
         }
         let per_cpu = counts_of_new_group(host, self.nodes)?;
-        let made = host.inside(|| self.tree.create(host.platform(), parent, name, per_cpu));
+        let made = host.inside(|_| self.tree.create(host.platform(), parent, name, per_cpu));
         made.inspect_err(|_| drop_counts(host, per_cpu.0))
     }
 
@@ -60,19 +61,19 @@ impl Groups {
     /// # Errors
     /// [`GroupError`] gives the reason. The tree of groups is unchanged then.
     pub fn delete<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<(), GroupError> {
-        host.inside(|| {
-            let subscribers = self.subscribers.lock();
+        host.inside(|inside| {
+            let subscribers = self.subscribers.lock(inside);
             // Within this read the slot is not reused before the subscriptions have stored the
             // group's counts.
             let _reading = self.rcu.enter();
-            let slot = self.tree.delete(id, |child, parent| host.offline(self, child, parent))?;
+            let slot = self.tree.delete(id, |child, parent| host.offline(inside, self, child, parent))?;
             let is_news = self.tree.group(slot).is_some_and(|group| self.subscribers.orphan(&subscribers, group));
             drop(subscribers);
             self.tree.group(slot).inspect(|group| self.reparent_counts(host, group));
             if is_news {
-                host.request_tick();
+                host.request_tick(inside);
             }
-            self.end_waits(host, id);
+            self.end_waits(inside, host, id);
             Ok(())
         })
     }
@@ -83,11 +84,11 @@ impl Groups {
     /// nanoseconds until the next call is needed; `None` if nothing is left. The host calls this at
     /// intervals, outside the fork gate. It does not wait for the end of a grace period.
     pub fn tick<H: Reclaimer>(&self, host: &H) -> Option<u64> {
-        let left = host.inside(|| {
-            let out = |payer, bytes| self.uncharge_counters(host, payer, bytes);
+        let left = host.inside(|inside| {
+            let out = |payer, bytes| self.uncharge_counters(inside, host, payer, bytes);
             let (stocked, skipped) = self.stocks.drain_idle(host.platform(), out);
             // A CPU that cannot be fenced must not cause further ticks for ever.
-            self.reap(host) || stocked && !skipped
+            self.reap(inside, host) || stocked && !skipped
         });
         let next = self.service_waiters(host, host.platform().precise());
         next.or(left.then_some(TICK_INTERVAL_NS))
@@ -96,23 +97,22 @@ impl Groups {
     /// Ends deleted groups, unless other threads may still be reading them. Returns whether any are
     /// left. For hosts that may not tick soon. Fences CPUs.
     pub fn end_deleted<H: Reclaimer>(&self, host: &H) -> bool {
-        (0..GRACE_POLLS_MAX).all(|_| host.inside(|| self.reap(host)))
+        (0..GRACE_POLLS_MAX).all(|_| host.inside(|inside| self.reap(inside, host)))
     }
 
-    /// Ends deleted groups that no reader can have found. Returns whether any are left. The caller
-    /// must be inside the fork gate.
-    fn reap<H: Reclaimer>(&self, host: &H) -> bool {
+    /// Ends deleted groups that no reader can have found. Returns whether any are left.
+    fn reap<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H) -> bool {
         if !self.tree.is_waiting().contains(&true) {
             return false;
         }
         let Some(mut since) = self.reaping.try_lock() else { return true };
         let [_, ending] = self.tree.is_waiting();
         if ending {
-            if !self.has_passed(host.platform(), *since) {
+            if !self.has_passed(inside, host.platform(), *since) {
                 return true;
             }
             let gone = |payer: Payer| !payer.is_of_heir() && !self.tree.owners.exists(payer.id());
-            let out = |payer, bytes| self.uncharge_counters(host, payer, bytes);
+            let out = |payer, bytes| self.uncharge_counters(inside, host, payer, bytes);
             if self.stocks.drain(host.platform(), gone, out) > 0 {
                 return true;
             }

@@ -20,6 +20,7 @@ use core::mem::ManuallyDrop;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use core::task::{RawWakerVTable, Waker};
+use neap_base::gate::Inside;
 use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
@@ -202,7 +203,7 @@ impl Waiters {
         Waiters { table: Table::new(), lists: Mutex::new(lists), flushed: AtomicU64::new(0) }
     }
 
-    pub(crate) fn lock<'w>(&'w self, tree: &'w Tree) -> Queues<'w> {
+    pub(crate) fn lock<'w>(&'w self, _: &Inside<'_>, tree: &'w Tree) -> Queues<'w> {
         Queues { table: &self.table, tree, lists: self.lists.lock() }
     }
 

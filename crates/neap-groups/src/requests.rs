@@ -30,6 +30,7 @@ use crate::id::GroupId;
 use crate::queue::{Queues, RENEWED_REST_NS_MAX, TICK_INTERVAL_NS, Waiter};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 
 /// Rest of a group after the first pass that freed nothing.
 const FIRST_REST_NS: u64 = 1_000_000;
@@ -144,8 +145,8 @@ impl Groups {
     /// Requests memory of a group and its descendants, for a charge that does not wait for it. The
     /// caller must be outside the fork gate.
     pub fn ask_for<H: Reclaimer>(&self, host: &H, id: GroupId, bytes: u64) {
-        host.inside(|| {
-            let queues = self.waiters.lock(&self.tree);
+        host.inside(|inside| {
+            let queues = self.waiters.lock(inside, &self.tree);
             let _reading = self.rcu.enter();
             let Some(behind) = self.tree.owners.behind(id) else { return };
             self.tree
@@ -157,9 +158,9 @@ impl Groups {
     }
 
     /// Requests memory at once of the groups above their `max` or `high`, from a slot upwards. The
-    /// caller must be inside the fork gate and within a read.
-    pub(crate) fn ask_for_excess(&self, slot: u32) {
-        let queues = self.waiters.lock(&self.tree);
+    /// caller must be within a read.
+    pub(crate) fn ask_for_excess(&self, inside: &Inside<'_>, slot: u32) {
+        let queues = self.waiters.lock(inside, &self.tree);
         let is_above = |group: &Group| group.usage() > group.bound(Bound::Max).min(group.bound(Bound::High));
         self.tree.upwards(slot).filter(|(_, group)| is_above(group)).for_each(|(slot, _)| queues.ask_for(slot, 0));
     }
@@ -180,8 +181,8 @@ impl Groups {
         let now = host.platform().precise();
         let (mut start, mut soonest, mut left) = (None, u64::MAX, self.tree.slots.len());
         loop {
-            let due = host.inside(|| {
-                let queues = self.waiters.lock(&self.tree);
+            let due = host.inside(|inside| {
+                let queues = self.waiters.lock(inside, &self.tree);
                 let _reading = self.rcu.enter();
                 for _ in 0..GROUPS_PER_HOLD_MAX {
                     // The loop ends at the first group that it visited, or after as many groups as
@@ -231,7 +232,7 @@ impl Groups {
     /// outside the fork gate.
     pub fn excess<H: Reclaimer>(&self, host: &H, id: GroupId) -> u64 {
         let excess = |group: &Group| group.usage().saturating_sub(group.bound(Bound::Max));
-        host.inside(|| {
+        host.inside(|_| {
             let _reading = self.rcu.enter();
             self.tree.owners.own(id).and_then(|slot| self.tree.group(slot)).map_or(0, excess)
         })
@@ -241,8 +242,8 @@ impl Groups {
     /// caller must be outside the fork gate.
     pub fn needs<H: Reclaimer>(&self, host: &H, request: &Request) -> u64 {
         let now = host.platform().precise();
-        host.inside(|| {
-            let queues = self.waiters.lock(&self.tree);
+        host.inside(|inside| {
+            let queues = self.waiters.lock(inside, &self.tree);
             let group = self.tree.group(request.slot);
             group.map_or(0, |group| self.need_of(&queues, group, request.group, now).0)
         })
@@ -251,8 +252,8 @@ impl Groups {
     /// Ends the service of a request. The caller must be outside the fork gate.
     pub fn served<H: Reclaimer>(&self, host: &H, request: &Request, server: u32) {
         let now = host.platform().precise();
-        host.inside(|| {
-            let queues = self.waiters.lock(&self.tree);
+        host.inside(|inside| {
+            let queues = self.waiters.lock(inside, &self.tree);
             let Some(group) = self.tree.group(request.slot) else { return };
             // If not, `leave_request` took the request from this server, and another server may
             // have it.
@@ -272,16 +273,15 @@ impl Groups {
         self.end_delays(host);
     }
 
-    /// Gives up the request of a server that does not return, so that another one takes it. The
-    /// caller must be inside the fork gate.
-    pub fn leave_request(&self, server: u32) {
-        self.give_up_requests(|group| group.counters.server.load(Ordering::Relaxed) == server);
+    /// Gives up the request of a server that does not return, so that another one takes it.
+    pub fn leave_request(&self, inside: &Inside<'_>, server: u32) {
+        self.give_up_requests(inside, |group| group.counters.server.load(Ordering::Relaxed) == server);
     }
 
     /// Makes the requests of the groups for which `is_theirs` returns true due at once, for any
     /// server.
-    pub(crate) fn give_up_requests(&self, mut is_theirs: impl FnMut(&Group) -> bool) {
-        self.waiters.lock(&self.tree).each_asking(|group| {
+    pub(crate) fn give_up_requests(&self, inside: &Inside<'_>, mut is_theirs: impl FnMut(&Group) -> bool) {
+        self.waiters.lock(inside, &self.tree).each_asking(|group| {
             if is_theirs(group) {
                 group.counters.server.store(0, Ordering::Relaxed);
                 group.counters.ask_at.store(0, Ordering::Relaxed);

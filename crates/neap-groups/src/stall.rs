@@ -28,6 +28,7 @@ use crate::queue::{Queues, Waiter, state};
 use crate::wait::FOREVER;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_percpu::Host;
 
 impl Queues<'_> {
@@ -66,14 +67,14 @@ impl Groups {
     ///
     /// The time does not count if there is no memory for an entry.
     pub fn stalled<H: Reclaimer, R>(&self, host: &H, payer: Payer, body: impl FnOnce() -> R) -> R {
-        let handle = host.inside(|| {
-            let mut queues = self.waiters.lock(&self.tree);
+        let handle = host.inside(|inside| {
+            let mut queues = self.waiters.lock(inside, &self.tree);
             let _reading = self.rcu.enter();
             queues.add(host.platform(), payer, 0, FOREVER, state::STALLED).ok()
         });
         let answer = body();
-        host.inside(|| {
-            let mut queues = self.waiters.lock(&self.tree);
+        host.inside(|inside| {
+            let mut queues = self.waiters.lock(inside, &self.tree);
             let _reading = self.rcu.enter();
             // In a child that `body` forked, the entry is gone.
             if let Some(handle) = handle.filter(|&handle| queues.of(handle).is_some()) {
@@ -84,10 +85,9 @@ impl Groups {
         answer
     }
 
-    /// Returns the microseconds in which a group was stalled, up to now. The caller must be inside
-    /// the fork gate.
-    pub(crate) fn stalled_us<H: Host>(&self, host: &H, group: &Group) -> u64 {
-        let _queues = self.waiters.lock(&self.tree);
+    /// Returns the microseconds in which a group was stalled, up to now.
+    pub(crate) fn stalled_us<H: Host>(&self, inside: &Inside<'_>, host: &H, group: &Group) -> u64 {
+        let _queues = self.waiters.lock(inside, &self.tree);
         let running = match group.stalls.load(Ordering::Relaxed) {
             0 => 0,
             _ => host.platform().precise().saturating_sub(group.stalled_since.load(Ordering::Relaxed)),

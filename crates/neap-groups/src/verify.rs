@@ -11,6 +11,7 @@ use crate::id::{GroupId, Kind};
 use crate::id_table::IdTarget;
 use core::sync::atomic::Ordering;
 use neap_base::Finding;
+use neap_base::gate::Inside;
 use neap_percpu::Host;
 
 fn same(what: &'static str, group: GroupId, expected: u64, found: u64) -> Result<(), Finding> {
@@ -71,7 +72,8 @@ impl Groups {
             IdTarget::Group(slot).slot().into(),
             self.tree.owners.behind(id).map_or(NONE, IdTarget::slot).into(),
         )?;
-        self.verify_queue(slot, group)?;
+        // No other thread uses the groups, so no gate is needed.
+        Inside::assume(|inside| self.verify_queue(inside, slot, group))?;
         let (mut children, mut below) = (0, 0);
         self.tree.each_child(group, |child| {
             children += 1;
@@ -84,8 +86,8 @@ impl Groups {
 
     /// Checks that a group's queue is sorted by age and agrees with the published bytes, and that
     /// no waiter could be admitted.
-    fn verify_queue(&self, slot: u32, group: &Group) -> Result<(), Finding> {
-        let (id, queues) = (group.id(), self.waiters.lock(&self.tree));
+    fn verify_queue(&self, inside: &Inside<'_>, slot: u32, group: &Group) -> Result<(), Finding> {
+        let (id, queues) = (group.id(), self.waiters.lock(inside, &self.tree));
         let (mut next, mut ticket) = (queues.first(group), 0);
         same("whether a charge waits", id, next.is_some().into(), group.has_waiters().into())?;
         same("whether a waiter could be admitted", id, 0, group.is_waited_for().into())?;

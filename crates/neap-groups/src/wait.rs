@@ -37,6 +37,7 @@ use core::pin::Pin;
 use core::sync::atomic::Ordering;
 use core::task::{Context, Poll, Waker};
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_os::futex::{self, Sharing};
 
 /// No deadline.
@@ -164,15 +165,14 @@ impl Groups {
         ChargeAsync { groups: self, host, payer, bytes, deadline, on_limit: OnLimit::Refuse, stage: Stage::Unasked }
     }
 
-    /// Returns the first waiting charge from entry `from` on, and the index of its entry. The
-    /// caller must be inside the fork gate.
-    pub fn next_waiting(&self, from: u32) -> Option<(u32, Waiting)> {
+    /// Returns the first waiting charge from entry `from` on, and the index of its entry.
+    pub fn next_waiting(&self, inside: &Inside<'_>, from: u32) -> Option<(u32, Waiting)> {
         let mut index = from;
         loop {
             // This releases the mutex after each entry, so other threads can take it in between.
-            let queues = self.waiters.lock(&self.tree);
+            let queues = self.waiters.lock(inside, &self.tree);
             let waiter = queues.get(index).filter(|_| index < queues.len())?;
-            if let Some((at, reason)) = self.reason(&queues, index, waiter) {
+            if let Some((at, reason)) = self.reason(inside, &queues, index, waiter) {
                 let waiting = Waiting {
                     group: waiter.payer().id(),
                     at,
@@ -190,9 +190,15 @@ impl Groups {
     }
 
     /// Returns the group that a waiter waits at, and the reason; `None` if it does not wait.
-    fn reason(&self, queues: &Queues<'_>, index: u32, waiter: &Waiter) -> Option<(GroupId, Reason)> {
+    fn reason(
+        &self,
+        inside: &Inside<'_>,
+        queues: &Queues<'_>,
+        index: u32,
+        waiter: &Waiter,
+    ) -> Option<(GroupId, Reason)> {
         if waiter.is_held() {
-            return Some((self.highest_above(waiter.payer().id())?, Reason::High));
+            return Some((self.highest_above(inside, waiter.payer().id())?, Reason::High));
         }
         let group = self.tree.group(waiter.place()).filter(|_| waiter.is_waiting())?;
         let reason = match (queues.first(group) == Some(index), group.rest()) {
@@ -210,9 +216,8 @@ impl Groups {
         self.tree.upwards(behind.slot()).any(|(_, group)| group.has_waiters())
     }
 
-    /// Returns the uppermost group above its `high`, from the group of an id upwards. The caller
-    /// must be inside the fork gate.
-    fn highest_above(&self, id: GroupId) -> Option<GroupId> {
+    /// Returns the uppermost group above its `high`, from the group of an id upwards.
+    fn highest_above(&self, _: &Inside<'_>, id: GroupId) -> Option<GroupId> {
         let _reading = self.rcu.enter();
         let behind = self.tree.owners.behind(id)?;
         let above = self.tree.upwards(behind.slot()).filter(|(_, group)| group.usage() > group.bound(Bound::High));
@@ -222,15 +227,15 @@ impl Groups {
     /// Delays a charge that was granted above a `high`, at most until the time `until`. Returns
     /// `None` if there is no memory for an entry. The groups above their `high` ask for memory.
     fn hold<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, until: u64) -> Option<WaiterHandle> {
-        let handle = host.inside(|| {
+        let handle = host.inside(|inside| {
             let handle = {
-                let mut queues = self.waiters.lock(&self.tree);
+                let mut queues = self.waiters.lock(inside, &self.tree);
                 let _reading = self.rcu.enter();
                 queues.add(host.platform(), payer, bytes, until, state::HELD).ok()
             };
             let _reading = self.rcu.enter();
-            self.tree.owners.behind(payer.id()).inspect(|behind| self.ask_for_excess(behind.slot()));
-            host.request_tick();
+            self.tree.owners.behind(payer.id()).inspect(|behind| self.ask_for_excess(inside, behind.slot()));
+            host.request_tick(inside);
             handle
         });
         host.ask_soon();
@@ -253,7 +258,7 @@ impl Groups {
         }
         let mut full = payer.id();
         // If older requests wait, this one does not try to charge before them.
-        let others_wait = host.inside(|| self.is_waited_for(full));
+        let others_wait = host.inside(|_| self.is_waited_for(full));
         if !others_wait {
             match self.look_for_room(host, payer, bytes, OnLimit::Refuse, 0) {
                 Ok(charged) => return Err(Ok(self.delay(host, payer, charged))),
@@ -261,8 +266,8 @@ impl Groups {
                 Err(ChargeFailure::Full(group)) => full = group,
             }
         }
-        let added = host.inside(|| {
-            self.in_queues(host, |queues, round| {
+        let added = host.inside(|inside| {
+            self.in_queues(inside, host, |queues, round| {
                 let handle = queues.add(host.platform(), payer, bytes, deadline, state::WAITING).ok()?;
                 self.try_admit(host, queues, handle.index, round);
                 let place = queues.of(handle).map(Waiter::place);
@@ -278,7 +283,7 @@ impl Groups {
         // waiters. Cached bytes are flushed by `service_waiters`.
         self.drain_stocks(host, full);
         host.ask_soon();
-        host.inside(|| host.request_tick());
+        host.inside(|inside| host.request_tick(inside));
         Ok(handle)
     }
 
@@ -294,8 +299,8 @@ impl Groups {
         waker: &mut Option<Waker>,
     ) -> Option<WaitEnd> {
         let gives_up = patience == Patience::GivesUp;
-        host.inside(|| {
-            self.in_queues(host, |queues, round| {
+        host.inside(|inside| {
+            self.in_queues(inside, host, |queues, round| {
                 let Some(waiter) = queues.of(handle) else { return Some(WaitEnd::Forgotten) };
                 let (place, answer) = (waiter.place(), waiter.answer.load(Ordering::Relaxed));
                 let end = match waiter.state.load(Ordering::Relaxed) {
@@ -324,19 +329,24 @@ impl Groups {
     fn answer<H: Reclaimer>(&self, host: &H, end: WaitEnd, payer: Payer, bytes: u64) -> Result<u64, Refusal> {
         match end {
             WaitEnd::Granted => Ok(self.delay(host, payer, bytes)),
-            WaitEnd::Refused(group) => Err(host.inside(|| self.refuse(host, group, bytes))),
+            WaitEnd::Refused(group) => Err(host.inside(|inside| self.refuse(inside, host, group, bytes))),
             WaitEnd::Gone | WaitEnd::Forgotten => Err(Refusal::Gone),
         }
     }
 
     /// Visits all waiters. Ends those for which `verdict` returns a state, and then admits waiters.
-    /// Returns whether more could be admitted. The caller must be inside the fork gate.
-    fn sweep<H: Reclaimer>(&self, host: &H, mut verdict: impl FnMut(&Waiter) -> Option<u32>) -> bool {
+    /// Returns whether more could be admitted.
+    fn sweep<H: Reclaimer>(
+        &self,
+        inside: &Inside<'_>,
+        host: &H,
+        mut verdict: impl FnMut(&Waiter) -> Option<u32>,
+    ) -> bool {
         let mut more = false;
         for ending in [true, false] {
             let (mut at, mut end) = (0, 1);
             while at < end {
-                self.in_queues(host, |queues, round| {
+                self.in_queues(inside, host, |queues, round| {
                     end = queues.len();
                     while at < end && !round.is_over() {
                         let waiter = queues.get(at);
@@ -368,19 +378,19 @@ impl Groups {
     /// Ends the delay of charges with no group above its `high` on their path. [`Groups::wake`]
     /// must follow. The caller must be outside the fork gate.
     pub(crate) fn end_delays<H: Reclaimer>(&self, host: &H) {
-        let is_below = |waiter: &Waiter| self.highest_above(waiter.payer().id()).is_none();
-        host.inside(|| {
-            if self.waiters.lock(&self.tree).count() > 0 {
-                self.sweep(host, |waiter| (waiter.is_held() && is_below(waiter)).then_some(state::GRANTED));
+        host.inside(|inside| {
+            let is_below = |waiter: &Waiter| self.highest_above(inside, waiter.payer().id()).is_none();
+            if self.waiters.lock(inside, &self.tree).count() > 0 {
+                self.sweep(inside, host, |waiter| (waiter.is_held() && is_below(waiter)).then_some(state::GRANTED));
             }
         });
     }
 
     /// Ends the waits to charge a deleted group, and the stalls of its threads. The caller must be
-    /// inside the fork gate, and within a read since before the group was deleted.
-    pub(crate) fn end_waits<H: Reclaimer>(&self, host: &H, gone: GroupId) {
-        if !self.waiters.lock(&self.tree).is_empty() {
-            self.sweep(host, |waiter| (waiter.payer().id() == gone).then_some(state::GONE));
+    /// within a read since before the group was deleted.
+    pub(crate) fn end_waits<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H, gone: GroupId) {
+        if !self.waiters.lock(inside, &self.tree).is_empty() {
+            self.sweep(inside, host, |waiter| (waiter.payer().id() == gone).then_some(state::GONE));
         }
     }
 
@@ -408,8 +418,8 @@ impl Groups {
     /// [`Groups::drain_and_admit`]: their locals would take stack while caches are flushed.
     #[inline(never)]
     fn is_any_late<H: Reclaimer>(&self, host: &H, now: u64) -> Option<bool> {
-        host.inside(|| {
-            let queues = self.waiters.lock(&self.tree);
+        host.inside(|inside| {
+            let queues = self.waiters.lock(inside, &self.tree);
             let mut all = (0..queues.len()).filter_map(|index| queues.get(index));
             (queues.count() > 0).then(|| all.any(|waiter| waiter.is_waiting() && waiter.deadline() <= now))
         })
@@ -420,12 +430,13 @@ impl Groups {
     #[inline(never)]
     fn drain_and_admit<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
         let wanted = |payer: Payer| self.is_waited_for(payer.id());
-        host.inside(|| {
-            self.stocks.drain(host.platform(), wanted, |payer, bytes| self.uncharge_counters(host, payer, bytes));
+        host.inside(|inside| {
+            self.stocks
+                .drain(host.platform(), wanted, |payer, bytes| self.uncharge_counters(inside, host, payer, bytes));
             let mut next = self.waiters.flush_in(now).min(TICK_INTERVAL_NS);
-            let more = self.sweep(host, |waiter| match waiter.deadline().checked_sub(now) {
+            let more = self.sweep(inside, host, |waiter| match waiter.deadline().checked_sub(now) {
                 None | Some(0) => Some(state::REFUSED),
-                Some(_) if waiter.is_held() && self.highest_above(waiter.payer().id()).is_none() => {
+                Some(_) if waiter.is_held() && self.highest_above(inside, waiter.payer().id()).is_none() => {
                     Some(state::GRANTED)
                 }
                 Some(left) => {
@@ -440,18 +451,17 @@ impl Groups {
     /// Calls the wakers of futures that have an answer. The caller must be outside the fork gate
     /// and hold no lock, since a waker may do anything.
     pub fn wake<H: Reclaimer>(&self, host: &H) {
-        while let Some(waker) = host.inside(|| self.waiters.lock(&self.tree).next_due()) {
+        while let Some(waker) = host.inside(|inside| self.waiters.lock(inside, &self.tree).next_due()) {
             waker.wake();
         }
     }
 
     /// Frees all entries in a forked child, which has none of the threads that waited. It does not
-    /// drop wakers, since the data that they refer to may stay locked for ever. The caller must be
-    /// inside the fork gate.
-    pub(crate) fn forget_waiters<H: Reclaimer>(&self, host: &H) {
+    /// drop wakers, since the data that they refer to may stay locked for ever.
+    pub(crate) fn forget_waiters<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H) {
         let mut index = 0;
         loop {
-            let mut queues = self.waiters.lock(&self.tree);
+            let mut queues = self.waiters.lock(inside, &self.tree);
             let reading = self.rcu.enter();
             let Some(waiter) = queues.get(index).filter(|_| index < queues.len()) else { return };
             let (state, place) = (waiter.state.load(Ordering::Relaxed), waiter.place());
@@ -463,7 +473,7 @@ impl Groups {
             drop(reading);
             drop(queues);
             if matches!(state, state::GRANTED | state::HELD) {
-                self.uncharge_counters(host, payer, bytes);
+                self.uncharge_counters(inside, host, payer, bytes);
             }
             index += 1;
         }
@@ -565,7 +575,7 @@ impl<H: Reclaimer> Drop for ChargeAsync<'_, H> {
     fn drop(&mut self) {
         let (Stage::Waits(handle) | Stage::Held(handle)) = self.stage else { return };
         if let Some(WaitEnd::Granted) = self.groups.look(&self.host, handle, Patience::GivesUp, &mut None) {
-            self.host.inside(|| self.groups.uncharge_counters(&self.host, self.payer, self.bytes));
+            self.host.inside(|inside| self.groups.uncharge_counters(inside, &self.host, self.payer, self.bytes));
         }
     }
 }

@@ -6,7 +6,7 @@ mod host;
 use core::sync::atomic::Ordering::Relaxed;
 use host::{Asked, Host};
 use neap_groups::{Bound, Event, GroupId, GroupSlot, Groups, Kind, OnLimit, Refusal};
-use neap_percpu::{PerCpuData, Shape};
+use neap_percpu::{Host as _, PerCpuData, Shape};
 use neap_testing::virtual_platform::Virtual;
 
 const MIB: u64 = 1 << 20;
@@ -106,7 +106,7 @@ fn siblings_that_are_protected_are_added_up_once_in_a_walk() {
         for &child in &children {
             assert_eq!(groups.charge(host, child.payer(Kind::ByHand, 0), MIB, OnLimit::Refuse), Ok(0));
         }
-        let slot = |id| groups.attach_target(&groups.reading(), id).unwrap().slot;
+        let slot = |id| host.inside(|inside| groups.attach_target(inside, &groups.reading(), id)).unwrap().slot;
         let walk = || {
             let before = groups.summed();
             let low = |&child| groups.standing(host, slot(child), top).unwrap().low;
@@ -177,8 +177,8 @@ fn deleted_group_calls_offline_with_parent_before_slot_reuse() {
     with_groups(|groups, host| {
         let above = groups.create(host, GroupId::ROOT, "above").unwrap();
         let below = groups.create(host, above, "below").unwrap();
-        let seat = |id| groups.attach_target(&groups.reading(), id).unwrap();
-        let (parent, child) = (seat(above), seat(below));
+        let target = |id| host.inside(|inside| groups.attach_target(inside, &groups.reading(), id));
+        let (parent, child) = (target(above).unwrap(), target(below).unwrap());
         assert_eq!((parent.group, child.group), (above, below));
         assert_eq!(
             (groups.parent_of(child.slot), groups.parent_of(parent.slot)),
@@ -191,17 +191,15 @@ fn deleted_group_calls_offline_with_parent_before_slot_reuse() {
         );
         groups.delete(host, below).unwrap();
         assert_eq!(*host.asked.offline.lock().unwrap(), [(child, parent, true, Some(parent))]);
-        assert!(
-            groups.attach_target(&groups.reading(), below).is_none_or(|seat| seat == parent),
-            "nothing is booked under it"
-        );
+        assert!(target(below).is_none_or(|target| target == parent), "nothing is booked under it");
         let moment = groups.moment();
         let reading = groups.reading();
-        assert!((0..4).all(|_| !groups.has_passed(host.alone.platform, groups.moment())));
+        let has_passed = |moment| host.inside(|inside| groups.has_passed(inside, host.alone.platform, moment));
+        assert!((0..4).all(|_| !has_passed(groups.moment())));
         drop(reading);
-        assert!((0..8).any(|_| groups.has_passed(host.alone.platform, moment)));
+        assert!((0..8).any(|_| has_passed(moment)));
         assert!(!groups.end_deleted(host));
         let next = groups.create(host, above, "next").unwrap();
-        assert_eq!((seat(next).slot, groups.is_leaving(child.slot)), (child.slot, false));
+        assert_eq!((target(next).unwrap().slot, groups.is_leaving(child.slot)), (child.slot, false));
     });
 }

@@ -4,6 +4,7 @@ mod host;
 
 use core::time::Duration;
 use host::{Asked, Host};
+use neap_base::gate::Inside;
 use neap_groups::{Bound, GroupId, GroupSlot, Groups, Kind, OnLimit, Reclaimer, Refusal};
 use neap_percpu::{PerCpuData, Shape, Standalone};
 use neap_testing::virtual_platform::Virtual;
@@ -28,7 +29,7 @@ impl neap_percpu::Host for Reads<'_> {
 }
 
 impl Reclaimer for Reads<'_> {
-    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
+    fn offline(&self, _: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         let (done, is_done) = channel();
         thread::scope(|scope| {
             scope.spawn(move || {

@@ -16,6 +16,7 @@ use neap_groups::{
     Bound, ChargeAsync, Due, Event, FOREVER, GroupError, GroupId, Kind, OnLimit, Payer, Reason, Refusal, Request,
     TICK_INTERVAL_NS,
 };
+use neap_percpu::Host as _;
 use neap_testing::virtual_platform::Virtual;
 
 const MILLI: u64 = 1_000_000;
@@ -79,7 +80,7 @@ fn a_waiting_charge_asks_again_after_rests_that_are_bounded() {
         let (id, payer) = m.full("g", 1000);
         let waiter = m.wait(payer, 100, FOREVER);
         assert_eq!(m.take(1).bytes, 100);
-        m.groups.leave_request(1);
+        m.host.inside(|inside| m.groups.leave_request(inside, 1));
         let mut rests = Vec::new();
         for pass in 0..12 {
             assert!(matches!(m.due(), Due::Now(request) if request.vain == pass.min(8)));
@@ -137,7 +138,7 @@ fn however_many_groups_ask_each_is_served() {
         served.sort_unstable_by_key(|id| id.to_bits());
         assert!(served.iter().eq(full.iter().map(|(id, _)| id)));
         // One of the servers does not return.
-        m.groups.leave_request(7);
+        m.host.inside(|inside| m.groups.leave_request(inside, 7));
         let again = m.take(1000);
         m.groups.served(&m.host, &again, 7);
         assert_eq!(m.due(), Due::Nothing, "it is not the late one's to report");

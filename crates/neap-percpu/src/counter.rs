@@ -71,7 +71,7 @@ impl<H: Host> PerCpuCounter<H> {
 
     #[cold]
     fn move_part(&self) {
-        self.words.host.try_inside(|| {
+        self.words.host.try_inside(|_| {
             // If another thread moves a part or reads, the next addition tries again.
             let Some(_moving) = self.moving.try_lock() else { return };
             // The thread may be on another CPU by now; only the sum of word and shared part
@@ -93,7 +93,7 @@ impl<H: Host> PerCpuCounter<H> {
     /// progress.
     pub fn exact(&self) -> i64 {
         let start = self.start.wrapping_mul(self.words.cpus() as i64);
-        self.words.host.inside(|| {
+        self.words.host.inside(|_| {
             let _moving = self.moving.lock();
             self.shared.load(Ordering::Relaxed).wrapping_add(self.words.sum(0)).wrapping_sub(start)
         })

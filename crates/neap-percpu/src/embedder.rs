@@ -8,6 +8,7 @@ use crate::data::{Charge, PerCpuData, Refused, Wait};
 use crate::handle::{Handle, Invalid};
 use crate::rows::Owner;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 
 /// An instance and its surroundings. A host consists of a few references, and every typed value
 /// keeps a copy of it.
@@ -24,14 +25,17 @@ pub trait Host: Copy + Send + Sync {
     fn data(&self) -> &PerCpuData<Self::Charge>;
 
     /// Runs `body`, which may take locks. A fork waits meanwhile, so no child gets a copy of a held
-    /// lock. `body` must not call `inside`, `try_inside`, `allocate` or `free` of the host.
-    fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
-        body()
+    /// lock. `body` must not call `inside`, `try_inside`, `allocate` or `free` of the host. It gets
+    /// the proof that functions for callers inside the fork gate require.
+    #[inline]
+    fn inside<R>(&self, body: impl FnOnce(&Inside<'_>) -> R) -> R {
+        Inside::assume(body)
     }
 
     /// Runs `body` as [`Host::inside`] does, or returns `None` if that would wait.
-    fn try_inside<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
-        Some(body())
+    #[inline]
+    fn try_inside<R>(&self, body: impl FnOnce(&Inside<'_>) -> R) -> Option<R> {
+        Some(Inside::assume(body))
     }
 
     /// Calls [`PerCpuData::allocate`].

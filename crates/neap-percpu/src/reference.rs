@@ -342,7 +342,7 @@ impl<H: Host> PerCpuRef<H> {
     where
         H: 'r,
     {
-        host.inside(|| Count::close_all(references.map(|reference| &reference.0), || fence(host.platform())))
+        host.inside(|_| Count::close_all(references.map(|reference| &reference.0), || fence(host.platform())))
     }
 
     /// Puts the first reference if this thread killed the count by [`PerCpuRef::close_all`];

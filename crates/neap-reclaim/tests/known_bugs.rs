@@ -4,7 +4,7 @@
 mod lists;
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use lists::{On, SHRINKER, Thing, settle, things, verify, with_site};
+use lists::{On, SHRINKER, Thing, settle, target, things, verify, with_site};
 use neap_groups::{GroupId, GroupSlot};
 use neap_reclaim::lru::{By, LONGEST, LruStatus};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ fn l1_the_group_that_received_an_item_is_marked() {
         for thing in &things {
             let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
             let child = site.groups.create(site.host, parent, "child").unwrap();
-            let seat = site.groups.attach_target(&site.groups.reading(), parent).unwrap();
+            let seat = target(site, parent);
             // The child has a block already, or one is made meanwhile.
             if thing.number % 2 == 0 {
                 assert!(list.add(child, 0, thing) && list.del(thing));
@@ -87,7 +87,7 @@ fn l3_the_parent_is_marked_if_it_gets_anything() {
         let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
         let things = things(2);
-        let seat = site.groups.attach_target(&site.groups.reading(), parent).unwrap();
+        let seat = target(site, parent);
         for round in 0..ROUNDS {
             let child = site.groups.create(site.host, parent, "child").unwrap();
             assert!(list.add(child, 1, &things[0]) && list.add(child, 1, &things[1]));
@@ -152,7 +152,7 @@ fn l5_a_group_that_leaves_gets_no_list_any_more() {
         let thing: &'static Thing = Box::leak(Box::new(Thing::new(0)));
         let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
         let child = site.groups.create(site.host, parent, "child").unwrap();
-        let seats = [parent, child].map(|id| site.groups.attach_target(&site.groups.reading(), id).unwrap());
+        let seats = [parent, child].map(|id| target(site, id));
         let added = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             let (begin, began) = std::sync::mpsc::channel();
@@ -176,7 +176,7 @@ fn l5_a_group_that_leaves_gets_no_list_any_more() {
         // The next group of the slot finds no items there.
         settle(site);
         let next = site.groups.create(site.host, parent, "next").unwrap();
-        assert_eq!(site.groups.attach_target(&site.groups.reading(), next).unwrap().slot, seats[1].slot);
+        assert_eq!(target(site, next).slot, seats[1].slot);
         assert_eq!(list.count(next, 0), 0);
         assert!(list.del(thing));
         list.close();

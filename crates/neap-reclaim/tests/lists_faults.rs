@@ -4,7 +4,7 @@
 mod lists;
 
 use core::sync::atomic::Ordering::Relaxed;
-use lists::{On, SHRINKER, settle, things, verify, with_site};
+use lists::{On, SHRINKER, settle, target, things, verify, with_site};
 use neap_groups::{GroupError, GroupId};
 use neap_reclaim::lru::By;
 
@@ -24,8 +24,7 @@ fn item_without_memory_goes_to_nearest_ancestor_with_a_block() {
         assert!(list.add(above, 0, &things[1]));
         exhausted(true);
         assert!(list.add(below, 0, &things[2]) && list.add(middle, 0, &things[3]));
-        let seats =
-            [GroupId::ROOT, above].map(|id| (site.groups.attach_target(&site.groups.reading(), id).unwrap(), 0));
+        let seats = [GroupId::ROOT, above].map(|id| (target(site, id), 0));
         assert_eq!(*site.host.state.marks.lock().unwrap(), seats, "of the groups that received them");
         exhausted(false);
         // The group gets its own block now. Items that were put elsewhere are found there.

@@ -5,6 +5,7 @@ use core::alloc::Layout;
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use neap_base::gate::Inside;
 use neap_groups::{GroupId, GroupSlot, Groups, Kind, OnLimit, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::{Asked, EMPTY, Host, ScanPressure, ShrinkerId, Shrinkers, Spec};
@@ -57,7 +58,7 @@ impl neap_percpu::Host for On {
 }
 
 impl Reclaimer for On {
-    fn offline(&self, _: &Groups, child: GroupSlot, parent: GroupSlot) {
+    fn offline(&self, _: &Inside<'_>, _: &Groups, child: GroupSlot, parent: GroupSlot) {
         let instead = self.0.offline.lock().unwrap().take();
         match instead {
             Some(instead) => instead(child, parent),
@@ -82,7 +83,7 @@ impl Host for On {
     }
 
     fn follow(&self, group: GroupId, hang: impl FnMut(GroupSlot)) {
-        assert!(self.groups().attach(&self.groups().reading(), group, hang));
+        assert!(Inside::assume(|inside| self.groups().attach(inside, &self.groups().reading(), group, hang)));
     }
 }
 
@@ -97,8 +98,8 @@ unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
         *cache.counted.lock().unwrap() = Some(counted);
     }
     host.let_others();
-    let reading = host.groups().reading();
-    let is_its = |of: GroupId| host.groups().attach_target(&reading, of).unwrap().group == group;
+    let _reading = host.groups().reading();
+    let is_its = |of: GroupId| host.seat(of).group == group;
     let objects = cache.objects.lock().unwrap();
     match objects.iter().filter(|(of, _)| is_its(*of)).map(|(_, objects)| objects).sum() {
         0 => EMPTY,
@@ -109,10 +110,10 @@ unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
 unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
     // SAFETY: the shrinker was registered with a world, which is leaked; `asked` is this call's.
     let (host, asked) = unsafe { (On(&*data.cast::<World>()), &mut *asked) };
-    let reading = host.groups().reading();
+    let _reading = host.groups().reading();
     let mut freed = 0;
     for (of, objects) in host.0.cache.objects.lock().unwrap().iter_mut() {
-        if host.groups().attach_target(&reading, *of).unwrap().group == asked.group() {
+        if host.seat(*of).group == asked.group() {
             let some = (*objects).min(asked.to_scan - freed);
             *objects -= some;
             freed += some;
@@ -155,7 +156,7 @@ impl On {
     }
 
     fn seat(&self, group: GroupId) -> GroupSlot {
-        self.groups().attach_target(&self.groups().reading(), group).unwrap()
+        Inside::assume(|inside| self.groups().attach_target(inside, &self.groups().reading(), group)).unwrap()
     }
 
     /// Makes a group that is charged, so that its heir is known for as long as that lasts.
@@ -196,7 +197,7 @@ impl On {
             self.let_others();
             self.mark_slot(seat.slot);
         };
-        assert!(self.groups().attach(&self.groups().reading(), group, mark));
+        assert!(Inside::assume(|inside| self.groups().attach(inside, &self.groups().reading(), group, mark)));
     }
 
     fn visit(&self, seat: GroupSlot) -> u64 {
@@ -272,7 +273,7 @@ fn a_mark_that_meets_a_deletion_is_the_heirs() {
         host.mark_slot(seat.slot);
         marked.push(seat.group);
     };
-    assert!(host.groups().attach(&host.groups().reading(), child, hang));
+    assert!(Inside::assume(|inside| host.groups().attach(inside, &host.groups().reading(), child, hang)));
     assert_eq!(marked, [child, parent]);
     assert!(host.is_found(parent));
     assert_eq!(host.visit(host.seat(parent)), 1);

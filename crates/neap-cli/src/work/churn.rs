@@ -123,7 +123,7 @@ fn tables() -> Result<usize> {
 
 fn per_cpu() -> Result<Statistics> {
     let source = PROCESS.per_cpu(Wait::Long).map_err(|refused| anyhow!("{refused}"))?;
-    Ok(source.inside(|| source.data().statistics()))
+    Ok(source.inside(|_| source.data().statistics()))
 }
 
 /// The parent of all other groups.

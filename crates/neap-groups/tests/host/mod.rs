@@ -5,6 +5,7 @@ pub(crate) mod machine;
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer, Waiting};
 use neap_percpu::{PerCpuData, Standalone};
 use std::sync::Mutex;
@@ -71,7 +72,7 @@ impl<P: Platform> Reclaimer for Host<'_, P> {
         0
     }
 
-    fn request_tick(&self) {
+    fn request_tick(&self, _: &Inside<'_>) {
         self.asked.come.fetch_add(1, Relaxed);
     }
 
@@ -79,8 +80,8 @@ impl<P: Platform> Reclaimer for Host<'_, P> {
         self.asked.ask.fetch_add(1, Relaxed);
     }
 
-    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
-        let (there, seat) = (groups.exists(child.group), groups.attach_target(&groups.reading(), child.group));
+    fn offline(&self, inside: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
+        let (there, seat) = (groups.exists(child.group), groups.attach_target(inside, &groups.reading(), child.group));
         assert!(groups.parent_of(child.slot) == Some(parent) && groups.is_leaving(child.slot));
         self.asked.offline.lock().unwrap().push((child, parent, there, seat));
     }
@@ -88,9 +89,9 @@ impl<P: Platform> Reclaimer for Host<'_, P> {
 
 /// Calls `each` with all charges that wait, in no order.
 pub(crate) fn each_waiting(groups: &Groups, host: &impl Reclaimer, mut each: impl FnMut(Waiting)) {
-    host.inside(|| {
+    host.inside(|inside| {
         let mut from = 0;
-        while let Some((index, waiting)) = groups.next_waiting(from) {
+        while let Some((index, waiting)) = groups.next_waiting(inside, from) {
             each(waiting);
             from = index + 1;
         }

@@ -57,7 +57,7 @@ impl LruList {
         most: usize,
         mut each: impl FnMut(NonNull<Item>),
     ) -> Option<Hands<'a, H>> {
-        site.host.inside(|| {
+        site.host.inside(|_| {
             let reading = site.groups.reading();
             let block = self.head().block(self.seat(site, &reading, group)?.slot)?;
             // SAFETY: the block was found within the read, which is held, so it is not freed.
@@ -102,7 +102,7 @@ impl<H: Host> Hands<'_, H> {
     /// The call of [`LruList::take`] that returned this has taken the item off. The item exists for
     /// as long as it is on the list.
     pub unsafe fn put_back(&self, item: NonNull<Item>, end: End) -> bool {
-        self.site.host.inside(|| {
+        self.site.host.inside(|_| {
             let _reading = self.site.groups.reading();
             // SAFETY: the sub-list's block is pinned while the sub-list counts hands.
             let sub = unsafe { self.sub.as_ref() };
@@ -113,7 +113,7 @@ impl<H: Host> Hands<'_, H> {
 
 impl<H: Host> Drop for Hands<'_, H> {
     fn drop(&mut self) {
-        self.site.host.inside(|| {
+        self.site.host.inside(|_| {
             let _reading = self.site.groups.reading();
             // SAFETY: the sub-list's block is pinned until the count falls; after that the read,
             // which is held until the lock is released, keeps it.

@@ -16,6 +16,7 @@ use crate::Host;
 use core::cell::Cell;
 use core::ptr::{NonNull, null_mut};
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_groups::{GroupError, GroupId, GroupSlot};
 
 /// Number of items after which a walk releases the lock and leaves the gate, if it has removed all
@@ -109,7 +110,7 @@ impl<H: Host> Site<'_, H> {
     /// # Errors
     /// [`GroupError::NoMemory`]: there is no memory for the list.
     pub fn open(&self, by: By, shrinker: Option<u64>) -> Result<LruList, GroupError> {
-        self.host.inside(|| {
+        self.host.inside(|_| {
             let head = self.host.memory(size_of::<Head>()).ok_or(GroupError::NoMemory)?.cast::<Head>();
             let nodes = self.host.platform().nodes();
             let Some(root) = block::make(self.host, head, nodes, GroupSlot::ROOT) else {
@@ -138,7 +139,7 @@ impl<H: Host> Site<'_, H> {
     /// No thread uses the list any more. Items that were on it may only be overwritten, not used
     /// again.
     pub unsafe fn close_list(&self, list: LruList) {
-        self.host.inside(|| {
+        self.host.inside(|_| {
             let blocks = self.lists.registry.lock().detach(list);
             // SAFETY: by this function's contract no thread uses the list. It was detached with
             // these blocks under the mutex.
@@ -159,7 +160,7 @@ impl<H: Host> Site<'_, H> {
     /// # Safety
     /// No thread uses the list any more. Items on it exist until `dispose` has got them.
     pub unsafe fn close_list_with(&self, list: LruList, mut dispose: impl FnMut(NonNull<Item>)) {
-        let blocks = self.host.inside(|| self.lists.registry.lock().detach(list));
+        let blocks = self.host.inside(|_| self.lists.registry.lock().detach(list));
         // SAFETY: the blocks were detached under the mutex, and by this function's contract no
         // thread uses the list. They are freed below.
         let subs = chain(blocks).flat_map(|block| unsafe { block::subs(block) });
@@ -172,7 +173,7 @@ impl<H: Host> Site<'_, H> {
         }
         // SAFETY: by this function's contract no thread uses the list. It was detached with these
         // blocks under the mutex.
-        self.host.inside(|| unsafe { self.free_list(list, blocks) });
+        self.host.inside(|_| unsafe { self.free_list(list, blocks) });
     }
 
     /// Frees a list and its blocks.
@@ -216,10 +217,10 @@ impl LruList {
         node: usize,
         item: NonNull<Item>,
     ) -> Result<bool, GroupError> {
-        site.host.inside(|| {
+        site.host.inside(|inside| {
             let reading = site.groups.reading();
             let seat = match self.head().by {
-                By::Group => site.groups.attach_target(&reading, group).ok_or(GroupError::NoSuchGroup)?,
+                By::Group => site.groups.attach_target(inside, &reading, group).ok_or(GroupError::NoSuchGroup)?,
                 By::RootAlone => GroupSlot::ROOT,
             };
             let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(self.0, seat));
@@ -267,7 +268,7 @@ impl LruList {
     pub unsafe fn del<H: Host>(self, site: &Site<'_, H>, item: NonNull<Item>) -> bool {
         // SAFETY: by this function's contract the item exists.
         let item_there = unsafe { item.as_ref() };
-        site.host.inside(|| {
+        site.host.inside(|_| {
             let _reading = site.groups.reading();
             // SAFETY: the name was read within the read, which is held, so its block is not freed.
             while let Some(sub) = item_there.name().map(|sub| unsafe { sub.as_ref() }) {
@@ -297,7 +298,7 @@ impl LruList {
     pub unsafe fn touch<H: Host>(self, site: &Site<'_, H>, item: NonNull<Item>) -> bool {
         // SAFETY: by this function's contract the item exists.
         let there = unsafe { item.as_ref() };
-        site.host.inside(|| {
+        site.host.inside(|_| {
             let _reading = site.groups.reading();
             // SAFETY: the name was read within the read, which is held, so its block is not freed.
             while let Some(sub) = there.name().map(|sub| unsafe { sub.as_ref() }) {
@@ -364,7 +365,7 @@ impl LruList {
         dispose: impl FnMut(NonNull<Item>),
     ) -> Walked {
         let mut walk = Walk::new(most);
-        let mut again = || {
+        let mut again = |_: &Inside<'_>| {
             let reading = site.groups.reading();
             let seat = self.seat(site, &reading, group);
             let block = seat.and_then(|seat| self.head().block(seat.slot));

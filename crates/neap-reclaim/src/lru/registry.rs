@@ -21,6 +21,7 @@ use super::radix::Radix;
 use crate::Host;
 use core::ptr::{NonNull, null_mut};
 use neap_base::Mutex;
+use neap_base::gate::Inside;
 use neap_base::rcu::Mark;
 use neap_groups::{GroupSlot, Groups};
 
@@ -321,10 +322,10 @@ impl<H: Host> Site<'_, H> {
     /// do more. The host calls this at intervals. It waits for no reader, and takes about a
     /// millisecond at most.
     pub fn tick(&self) -> bool {
-        let is_dead = (0..HOLDS).all(|_| self.host.inside(|| self.rename()));
-        self.host.inside(|| self.end_grace())
+        let is_dead = (0..HOLDS).all(|_| self.host.inside(|_| self.rename()));
+        self.host.inside(|inside| self.end_grace(inside))
             || is_dead
-            || !self.host.inside(|| self.lists.registry.lock().dead.is_null())
+            || !self.host.inside(|_| self.lists.registry.lock().dead.is_null())
     }
 
     /// Calls [`Site::tick`] several times, for hosts whose ticks may not come soon. Returns whether
@@ -361,10 +362,10 @@ impl<H: Host> Site<'_, H> {
 
     /// Frees the blocks whose grace period has ended, and begins one for the waiting blocks.
     /// Returns whether any blocks are left.
-    fn end_grace(&self) -> bool {
+    fn end_grace(&self, inside: &Inside<'_>) -> bool {
         let Some(mut grace) = self.lists.grace.try_lock() else { return true };
         if let Some(since) = grace.since {
-            if !self.groups.has_passed(self.host.platform(), since) {
+            if !self.groups.has_passed(inside, self.host.platform(), since) {
                 return true;
             }
             for block in chain(core::mem::replace(&mut grace.ending, null_mut())) {

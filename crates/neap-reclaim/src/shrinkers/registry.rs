@@ -43,6 +43,7 @@ use crate::shrinkers::lifecycle::Ending;
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{self, AtomicPtr, AtomicU32, Ordering};
+use neap_base::gate::Inside;
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform, Rcu};
 use neap_groups::table::{Entry, Table};
@@ -191,7 +192,7 @@ impl Shrinkers {
     /// # Errors
     /// [`ShrinkerError::NoMemory`]: there is no memory for the registry.
     pub fn open<H: Host>(host: &H) -> Result<Shrinkers, ShrinkerError> {
-        host.inside(|| {
+        host.inside(|_| {
             let owner = host.data().open_owner(host.platform())?;
             let nodes = host.platform().nodes().max(1) as u32;
             let infos = ShrinkerInfos::open(host, nodes).inspect_err(|_| {
@@ -230,7 +231,7 @@ impl Shrinkers {
             self.infos.close(host);
             self.running.close(host.platform());
             // It was opened in `open`, so there is no error.
-            let _ = host.inside(|| host.data().close_owner(self.owner));
+            let _ = host.inside(|_| host.data().close_owner(self.owner));
         }
     }
 
@@ -317,13 +318,13 @@ impl Shrinkers {
         }
         let kind = kind(spec.inline, spec.is_own());
         loop {
-            if let Some(id) = host.inside(|| self.begin(spec)) {
+            if let Some(id) = host.inside(|_| self.begin(spec)) {
                 return Ok(id);
             }
             // This thread is outside the fork gate here, since `PerCpuWords::new` enters the gate
             // itself.
             let mut words = Some(PerCpuWords::new(host, self.owner, Total::Words as usize, Wait::Long)?);
-            let made = host.inside(|| self.fresh(host, kind, &mut words));
+            let made = host.inside(|_| self.fresh(host, kind, &mut words));
             // SAFETY: words that `fresh` did not take were made above, and no other thread has seen
             // them.
             words.into_iter().for_each(|words| unsafe { words.free(host) });
@@ -388,7 +389,7 @@ impl Shrinkers {
     /// # Errors
     /// [`ShrinkerError::NoSuchShrinker`]: the id names no prepared shrinker.
     pub fn start<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<(), ShrinkerError> {
-        host.inside(|| {
+        host.inside(|_| {
             let _lists = self.lists.lock();
             let shrinker = self.of(id).filter(|shrinker| shrinker.life.state() == PREPARED);
             let shrinker = shrinker.ok_or(ShrinkerError::NoSuchShrinker)?;
@@ -423,13 +424,13 @@ impl Shrinkers {
     /// is the host's own.
     /// [`ShrinkerError::Fence`]: the system refused the fence. The shrinker stays registered.
     pub fn unregister<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<Unregistered, ShrinkerError> {
-        let ending = || {
+        let ending = |_: &Inside<'_>| {
             let _lists = self.lists.lock();
             let shrinker = self.of(id).filter(|shrinker| !shrinker.own())?;
             Some((shrinker, shrinker.life.end()?))
         };
         let (shrinker, Ending { before, ended }) = host.inside(ending).ok_or(ShrinkerError::NoSuchShrinker)?;
-        let close = || shrinker.life.close(|| fence(host.platform()));
+        let close = |_: &Inside<'_>| shrinker.life.close(|| fence(host.platform()));
         if before == PREPARED || host.inside(close).map_err(ShrinkerError::Fence)? {
             self.finish(host, id.index(), shrinker);
         }
@@ -446,7 +447,7 @@ impl Shrinkers {
     /// outside the fork gate.
     pub(crate) fn finish<H: Host>(&self, host: &H, index: u32, shrinker: &Shrinker) {
         shrinker.call_gone();
-        host.inside(|| self.free(index, shrinker));
+        host.inside(|_| self.free(index, shrinker));
     }
 
     fn free(&self, index: u32, shrinker: &Shrinker) {
@@ -467,7 +468,7 @@ impl Shrinkers {
             return Err(ShrinkerError::InCallback);
         }
         let (mark, mut looks) = (self.running.mark(), 0);
-        while !host.inside(|| self.running.advance_past(host.platform(), &(), mark)).map_err(ShrinkerError::Fence)? {
+        while !host.inside(|_| self.running.advance_past(host.platform(), &(), mark)).map_err(ShrinkerError::Fence)? {
             looks += 1;
             if looks < POLL_YIELDS_MAX { host.platform().pause() } else { host.platform().sleep(POLL_SLEEP_NS) }
         }
@@ -609,7 +610,7 @@ impl Shrinkers {
         // no protection of an earlier read.
         unsafe { self.running.forget_others() };
         let registry = core::ptr::from_ref(self).addr();
-        host.inside(|| {
+        host.inside(|_| {
             for index in 0..self.used() {
                 let Some(shrinker) = self.at(index) else { continue };
                 if shrinker.life.forget_others(depth(registry, index)) {

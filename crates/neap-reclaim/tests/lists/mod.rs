@@ -7,6 +7,7 @@ use core::alloc::Layout;
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use neap_base::gate::Inside;
 use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::lru::{Item, Lists, LruList, LruStatus, Site, Walked};
@@ -64,7 +65,7 @@ impl neap_percpu::Host for Host<'_> {
         self.data
     }
 
-    fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
+    fn inside<R>(&self, body: impl FnOnce(&Inside<'_>) -> R) -> R {
         struct Leave;
         impl Drop for Leave {
             fn drop(&mut self) {
@@ -74,12 +75,12 @@ impl neap_percpu::Host for Host<'_> {
         assert!(!INSIDE.with(|inside| inside.replace(true)), "the gate is passed twice");
         let _leave = Leave;
         self.state.passages.fetch_add(1, Relaxed);
-        body()
+        Inside::assume(body)
     }
 }
 
 impl Reclaimer for Host<'_> {
-    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
+    fn offline(&self, _: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         let before = self.state.before_offline.lock().unwrap().take();
         if let Some(before) = before {
             before();
@@ -167,6 +168,11 @@ pub(crate) fn with_site(nodes: usize, test: impl FnOnce(&Site<'_, Host<'_>>)) {
         data.close(&machine);
     }
     assert_eq!(state.bytes.load(Relaxed), 0, "memory is left");
+}
+
+/// Returns the group that items of a group are attached to, and its slot.
+pub(crate) fn target(site: &Site<'_, Host<'_>>, group: GroupId) -> GroupSlot {
+    Inside::assume(|inside| site.groups.attach_target(inside, &site.groups.reading(), group)).unwrap()
 }
 
 pub(crate) fn verify(site: &Site<'_, Host<'_>>) {

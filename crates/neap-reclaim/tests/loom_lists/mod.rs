@@ -6,6 +6,7 @@ use core::ptr::NonNull;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
+use neap_base::gate::Inside;
 use neap_base::sync::{AtomicUsize, Ordering};
 use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
@@ -56,7 +57,7 @@ impl neap_percpu::Host for Host<'_> {
 }
 
 impl Reclaimer for Host<'_> {
-    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
+    fn offline(&self, _: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         Site { host: self, groups, lists: &self.0.lists }.offline(child, parent);
         // As shrinkers do.
         if self.0.bits[child.slot as usize].swap(0, Ordering::Acquire) != 0 {
@@ -145,7 +146,7 @@ impl World {
 
     fn slot(&self, group: GroupId) -> u32 {
         let groups = self.groups();
-        groups.attach_target(&groups.reading(), group).unwrap().slot
+        Inside::assume(|inside| groups.attach_target(inside, &groups.reading(), group)).unwrap().slot
     }
 
     fn bit(&self, slot: u32) -> Bit<'_> {

@@ -9,6 +9,7 @@ use crate::percpu::per_cpu_data::Source;
 use crate::state::reclaim::Manner;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_groups::protection::Protection;
 use neap_groups::{
     Bound, ChargeAsync, Event, FlushPace, GroupCount, GroupError, GroupId, GroupSlot, Groups, Info, Kind, Listener,
@@ -43,7 +44,7 @@ impl<P: Platform> Clone for Grouped<'_, P> {
 impl<P: Platform> Copy for Grouped<'_, P> {}
 
 impl<P: Platform> Reclaimer for Source<'_, P> {
-    fn each_kept(&self, each: &mut dyn FnMut(Payer, u64)) {
+    fn each_kept(&self, _: &Inside<'_>, each: &mut dyn FnMut(Payer, u64)) {
         self.core().objects.each_paid(&mut |class, owner, objects| {
             each(Payer::from_bits(owner), price(class) * u64::from(objects));
         });
@@ -57,7 +58,7 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
         self.core().reclaim_for_charge(self.mm(), group, bytes, self.manner)
     }
 
-    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
+    fn offline(&self, _: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         // The lists come first. After the next step, reclaim asks shrinkers for objects of the
         // parent.
         Site { host: self, groups, lists: &self.core().lists }.offline(child, parent);
@@ -66,7 +67,7 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
         }
     }
 
-    fn request_tick(&self) {
+    fn request_tick(&self, _: &Inside<'_>) {
         self.core().request_tick();
     }
 
@@ -86,7 +87,7 @@ unsafe fn repay<P: Platform>(mm: *const (), owner: u64, class: Class, objects: u
     let Some(Grouped { source, groups }) = unsafe { &*mm.cast::<Mm<P>>() }.groups_if_made() else { return };
     let (payer, bytes) = (Payer::from_bits(owner), price(class) * u64::from(objects));
     match side {
-        GateSide::Inside => groups.uncharge_inside(&source, payer, bytes),
+        GateSide::Inside => Inside::assume(|inside| groups.uncharge_inside(inside, &source, payer, bytes)),
         GateSide::Outside => groups.uncharge(&source, payer, bytes),
     }
 }
@@ -110,7 +111,7 @@ impl<P: Platform> Mm<P> {
         unsafe { core.objects.uncharger.open(repay::<P>, core::ptr::from_ref(self).cast()) };
         // This runs outside the gate, since `Groups::open` enters it.
         let mut made = Some(Groups::open(&source)?);
-        let groups = source.inside(|| core.groups.get_or_make(|| made.take().ok_or(GroupError::NoMemory)));
+        let groups = source.inside(|_| core.groups.get_or_make(|| made.take().ok_or(GroupError::NoMemory)));
         if let Some(second) = made {
             // SAFETY: another thread published its groups first, so no other thread has seen these.
             // `source` has the platform that they were opened with.
@@ -174,7 +175,8 @@ impl<P: Platform> Mm<P> {
         if in_hands > 0 {
             return Ok(());
         }
-        let (mut objects, mut runs) = (0, 0);
+        // This thread has closed the gate, so it may enter.
+        let (inside, mut objects, mut runs) = (source.enter(), 0, 0);
         core.objects.each_accounted(&mut |class, memory, _| match class {
             Class::NONE => runs += core.usable_size(memory, "verify") as u64,
             class => objects += price(class),
@@ -185,7 +187,7 @@ impl<P: Platform> Mm<P> {
             ("bytes of runs in groups", Kind::Pages, runs),
             ("bytes of per-CPU data in groups", Kind::PerCpu, source.data().paid_bytes()),
         ] {
-            Finding::unless_equal(what, Class::NONE, 0, bytes, groups.used_of_kind(&source, kind))?;
+            Finding::unless_equal(what, Class::NONE, 0, bytes, groups.used_of_kind(&inside, &source, kind))?;
         }
         Ok(())
     }
@@ -427,7 +429,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
 
     /// Returns the group of an id, or the heir if the group is gone.
     pub fn heir(&self, id: GroupId) -> Option<GroupId> {
-        self.source.inside(|| self.groups.heir(id))
+        self.source.inside(|inside| self.groups.heir(inside, id))
     }
 
     /// Returns the node that memory for this thread comes from.

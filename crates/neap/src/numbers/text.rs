@@ -14,7 +14,7 @@ use core::fmt::{self, Display, Write};
 use core::sync::atomic::Ordering;
 use neap_base::gate::Inside;
 use neap_base::platform::{Linux, Platform};
-use neap_groups::{GroupCount, Groups};
+use neap_groups::GroupCount;
 use neap_objects::cpu_caches::{CacheMode, FenceCounts};
 use neap_objects::size_class::Class;
 use neap_os::{stack, thread};
@@ -69,7 +69,7 @@ impl<P: Platform> Core<P> {
     /// Writes all numbers as one JSON object. `why` says why restartable sequences are used or not.
     fn describe(&self, mm: &Mm<P>, inside: &Inside<'_>, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         self.describe_mode(why, text)?;
-        self.describe_pages(text)?;
+        self.describe_pages(inside, text)?;
         self.describe_nodes(text)?;
         map_report::describe(mm, inside, text)?;
         self.describe_memory(text)?;
@@ -110,7 +110,7 @@ impl<P: Platform> Core<P> {
         self.describe_at_limit(text)
     }
 
-    fn describe_pages(&self, text: &mut Text<'_>) -> fmt::Result {
+    fn describe_pages(&self, inside: &Inside<'_>, text: &mut Text<'_>) -> fmt::Result {
         let mut looks = (0..LOOKS).map(|_| self.usage());
         let usage = looks.find(|usage| usage.unaccounted_bytes == 0).unwrap_or_else(|| self.usage());
         let pages = self.objects.pages.statistics();
@@ -123,7 +123,7 @@ impl<P: Platform> Core<P> {
             Some(_) => write!(text, "{{\"used\":{per_cpu},\"free\":{per_cpu_free}}},")?,
             None => write!(text, "null,")?,
         }
-        match self.groups.get().map(Groups::count_inside) {
+        match self.groups.get().map(|groups| groups.count_inside(inside)) {
             Some(GroupCount { live, dying, ids, .. }) => {
                 write!(text, "\"groups\":{{\"live\":{live},\"dying\":{dying},\"ids\":{ids}}},")?;
             }

@@ -70,7 +70,7 @@ impl<'m, P: Platform> Source<'m, P> {
     /// # Errors
     /// Those of [`PerCpuData::open_owner`].
     pub fn open_owner(&self) -> Result<Owner, Refused> {
-        self.inside(|| self.data.open_owner(self.platform()))
+        self.inside(|_| self.data.open_owner(self.platform()))
     }
 
     /// Makes an owner with data that is charged to a group: all copies, as [`Kind::PerCpu`].
@@ -79,7 +79,7 @@ impl<'m, P: Platform> Source<'m, P> {
     /// Those of [`PerCpuData::open_owner`].
     pub(crate) fn open_owner_in(&self, group: GroupId) -> Result<Owner, Refused> {
         // The copies are on all nodes. Charges book them under the first node.
-        self.inside(|| self.data.open_owner_for(self.platform(), group.payer(Kind::PerCpu, 0).to_bits()))
+        self.inside(|_| self.data.open_owner_for(self.platform(), group.payer(Kind::PerCpu, 0).to_bits()))
     }
 
     /// Frees an owner's data and ends it: [`PerCpuData::close_owner`].
@@ -90,7 +90,7 @@ impl<'m, P: Platform> Source<'m, P> {
     /// # Safety
     /// Those of [`PerCpuData::close_owner`].
     pub unsafe fn close_owner(&self, owner: Owner) -> Result<usize, Refused> {
-        let (payer, answer) = self.inside(|| {
+        let (payer, answer) = self.inside(|_| {
             let payer = self.data.payer(owner);
             // SAFETY: no thread uses the owner's data any more, or allocates for it meanwhile (the
             // caller's promise).
@@ -105,7 +105,7 @@ impl<'m, P: Platform> Source<'m, P> {
 
     /// Returns the current statistics. May wait for a pass of the worker.
     pub fn statistics(&self) -> Statistics {
-        self.inside(|| self.data.statistics())
+        self.inside(|_| self.data.statistics())
     }
 
     /// Returns the node that memory for this thread comes from.
@@ -148,12 +148,12 @@ impl<'m, P: Platform> Source<'m, P> {
     fn allocate_at_once(&self, owner: Owner, size: usize, align: usize) -> Result<Handle, Refused> {
         let Some(inside) = self.mm.gate.try_enter(self.platform().cpu()) else { return Err(Refused::WouldWait) };
         let (paying, bytes) = (self.payer(&inside, owner), self.data.price(size));
-        if paying.is_some_and(|(grouped, payer)| !grouped.groups().charge_at_once(self, payer, bytes)) {
+        if paying.is_some_and(|(grouped, payer)| !grouped.groups().charge_at_once(&inside, self, payer, bytes)) {
             return Err(Refused::Charge);
         }
         let answer = self.data.allocate(self.platform(), owner, size, align, Wait::Never);
         answer.inspect_err(|_| {
-            paying.inspect(|(grouped, payer)| grouped.groups().uncharge_inside(self, *payer, bytes));
+            paying.inspect(|(grouped, payer)| grouped.groups().uncharge_inside(&inside, self, *payer, bytes));
         })
     }
 
@@ -202,14 +202,12 @@ impl<P: Platform> Host for Source<'_, P> {
         self.data
     }
 
-    fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
-        let _inside = self.enter();
-        body()
+    fn inside<R>(&self, body: impl FnOnce(&Inside<'_>) -> R) -> R {
+        body(&self.enter())
     }
 
-    fn try_inside<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
-        let _inside = self.mm.gate.try_enter(self.platform().cpu())?;
-        Some(body())
+    fn try_inside<R>(&self, body: impl FnOnce(&Inside<'_>) -> R) -> Option<R> {
+        Some(body(&self.mm.gate.try_enter(self.platform().cpu())?))
     }
 
     fn allocate(&self, owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
@@ -219,7 +217,7 @@ impl<P: Platform> Host for Source<'_, P> {
         } else {
             let bytes = self.data.price(size);
             let payer = self.charge(owner, bytes, wait)?;
-            let allocate = || self.data.allocate(self.platform(), owner, size, align, wait);
+            let allocate = |_: &Inside<'_>| self.data.allocate(self.platform(), owner, size, align, wait);
             self.inside(allocate).inspect_err(|_| self.uncharge(payer, bytes))
         };
         self.after(wait);
@@ -228,7 +226,7 @@ impl<P: Platform> Host for Source<'_, P> {
 
     unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
         // SAFETY: no thread uses the allocation any more (the caller's promise).
-        let answer = self.inside(|| unsafe { self.data.take_back(handle) }).map(|(bytes, payer)| {
+        let answer = self.inside(|_| unsafe { self.data.take_back(handle) }).map(|(bytes, payer)| {
             self.uncharge(payer, self.data.price(bytes));
             bytes
         });

@@ -59,12 +59,12 @@ impl<P: Platform> Host for Source<'_, P> {
     fn follow(&self, group: GroupId, mut hang: impl FnMut(GroupSlot)) {
         let Some(grouped) = self.mm().groups_if_made() else { return };
         let groups = grouped.groups();
-        self.inside(|| {
+        self.inside(|inside| {
             let reading = groups.reading();
-            if !groups.attach(&reading, group, &mut hang) {
+            if !groups.attach(inside, &reading, group, &mut hang) {
                 // No reference is left that leads from the group to its heir, so every group is
                 // marked.
-                groups.online_slots().for_each(|seat| _ = groups.attach(&reading, seat.group, &mut hang));
+                groups.online_slots().for_each(|seat| _ = groups.attach(inside, &reading, seat.group, &mut hang));
             }
         });
     }

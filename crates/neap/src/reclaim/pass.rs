@@ -285,9 +285,9 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
         if top == GroupId::ROOT {
             return Some(slot);
         }
-        self.reclaiming.source.inside(|| {
+        self.reclaiming.source.inside(|inside| {
             let reading = groups.reading();
-            let top = groups.attach_target(&reading, top)?;
+            let top = groups.attach_target(inside, &reading, top)?;
             loop {
                 let above = core::iter::successors(Some(slot), |&slot| Some(groups.parent_of(slot)?.slot));
                 if above.into_iter().any(|slot| slot == top.slot) {

@@ -66,7 +66,7 @@ impl<P: Platform> Mm<P> {
         }
         let mut made = Some(made);
         let reclaim = source
-            .inside(|| core.reclaim.get_or_make(|| made.take().map(Reclaim::new).ok_or(ShrinkerError::NoMemory)))?;
+            .inside(|_| core.reclaim.get_or_make(|| made.take().map(Reclaim::new).ok_or(ShrinkerError::NoMemory)))?;
         if let Some(second) = made {
             // SAFETY: another thread published its registry first, so no other thread uses this one
             // and no callback of it runs. `source` opened it.
@@ -119,10 +119,10 @@ impl<P: Platform> Reclaiming<'_, P> {
     /// Marks a shrinker for the group, or its heir, on a node ([`Shrinkers::mark`]). Returns
     /// `false` if neither the group nor an heir exists.
     pub fn mark(&self, id: ShrinkerId, group: GroupId, node: u32) -> bool {
-        self.source.inside(|| {
+        self.source.inside(|inside| {
             let reading = self.groups.reading();
             let mark = |seat: GroupSlot| self.reclaim.shrinkers.mark(&self.source, id, seat.slot, node);
-            self.groups.attach(&reading, group, mark)
+            self.groups.attach(inside, &reading, group, mark)
         })
     }
 

@@ -58,9 +58,9 @@ impl Full {
 
     fn waiters(&self) -> usize {
         let grouped = self.mm.groups().unwrap();
-        let _inside = grouped.source().enter();
-        core::iter::successors(grouped.groups().next_waiting(0), |(at, _)| grouped.groups().next_waiting(at + 1))
-            .count()
+        let inside = grouped.source().enter();
+        let next = |from| grouped.groups().next_waiting(&inside, from);
+        core::iter::successors(next(0), |(at, _)| next(at + 1)).count()
     }
 
     /// Frees everything.

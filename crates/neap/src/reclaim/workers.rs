@@ -28,6 +28,7 @@ use crate::reclaim::watching::Ran;
 use crate::state::reclaim::{Manner, PASS_MAX_NS, Reclaim, WAIT_MAX_NS};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_groups::{Bound, Due, GroupId, Patience, Request};
 use neap_os::clock;
 use neap_percpu::Host as _;
@@ -228,7 +229,7 @@ impl<P: Platform> Core<P> {
         let inside = reclaiming.source.enter();
         let replace = |overdue: Overdue| {
             if overdue.reclaimer > 0 {
-                reclaiming.groups.leave_request(overdue.reclaimer);
+                reclaiming.groups.leave_request(&inside, overdue.reclaimer);
                 jobs.write_off(&inside, overdue.reclaimer, |node| self.objects.pages.node(node).set_reclaiming(false));
             }
         };

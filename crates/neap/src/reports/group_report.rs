@@ -56,7 +56,7 @@ pub const REASONS: [&str; 5] = ["turn", "room", "in vain", "barred", "high"];
 /// Writes a report on the groups from slot `from` on, or on unused bytes, into `words`, at least
 /// [`HEAD`] of them. Takes the tree's locks, one group after the other.
 pub(crate) fn write<P: Platform>(
-    _: &Inside<'_>,
+    inside: &Inside<'_>,
     grouped: Option<Grouped<'_, P>>,
     reclaiming: Option<Reclaiming<'_, P>>,
     from: u32,
@@ -66,11 +66,11 @@ pub(crate) fn write<P: Platform>(
     let Some(grouped) = grouped else { return };
     let mut writer = ReportWriter::new(words, HEAD);
     let (groups, source) = (grouped.groups(), grouped.source());
-    let (mut entries, mut next, count) = (0, u64::MAX, groups.count_inside());
+    let (mut entries, mut next, count) = (0, u64::MAX, groups.count_inside(inside));
     if from < ASK_LEFT {
         let mut slot = from;
         while slot < count.slots && writer.has_room(GROUP) {
-            if let Some(info) = groups.info_at(source, slot) {
+            if let Some(info) = groups.info_at(inside, source, slot) {
                 write_group(&info, &mut writer);
                 entries += 1;
             }
@@ -79,11 +79,11 @@ pub(crate) fn write<P: Platform>(
         next = if slot < count.slots { slot } else { ASK_LEFT }.into();
     } else if from < ASK_GONE {
         if from == ASK_LEFT {
-            groups.add_up_unused(source);
+            groups.add_up_unused(inside, source);
         }
         let mut slot = from - ASK_LEFT;
         while slot < count.slots && writer.has_room(LEFT) {
-            if let Some((group, bytes)) = groups.unused_at(slot) {
+            if let Some((group, bytes)) = groups.unused_at(inside, slot) {
                 writer.write_all([group.to_bits(), bytes, 0]);
                 entries += 1;
             }
@@ -93,7 +93,7 @@ pub(crate) fn write<P: Platform>(
     } else if from < ASK_WAITING {
         next = ASK_WAITING.into();
         let mut index = from - ASK_GONE;
-        while let Some((id, heir, bytes)) = groups.next_gone(index) {
+        while let Some((id, heir, bytes)) = groups.next_gone(inside, index) {
             if !writer.has_room(LEFT) {
                 next = (ASK_GONE + index).into();
                 break;
@@ -104,12 +104,12 @@ pub(crate) fn write<P: Platform>(
         }
     } else {
         let (now, mut index) = (grouped.platform().precise(), from - ASK_WAITING);
-        while let Some((at, waiting)) = groups.next_waiting(index) {
+        while let Some((at, waiting)) = groups.next_waiting(inside, index) {
             if !writer.has_room(WAITING) {
                 next = (ASK_WAITING + at).into();
                 break;
             }
-            let reason = reason(&waiting, groups, reclaiming.as_ref());
+            let reason = reason(inside, &waiting, groups, reclaiming.as_ref());
             let left = if waiting.deadline == FOREVER { FOREVER } else { waiting.deadline.saturating_sub(now) };
             writer.write_all([waiting.group.to_bits(), waiting.at.to_bits(), reason, waiting.bytes]);
             writer.write_all([now.saturating_sub(waiting.since), left]);
@@ -131,14 +131,19 @@ pub(crate) fn write<P: Platform>(
 }
 
 /// Returns the index of a wait's reason in [`REASONS`].
-fn reason<P: Platform>(waiting: &Waiting, groups: &Groups, reclaiming: Option<&Reclaiming<'_, P>>) -> u64 {
+fn reason<P: Platform>(
+    inside: &Inside<'_>,
+    waiting: &Waiting,
+    groups: &Groups,
+    reclaiming: Option<&Reclaiming<'_, P>>,
+) -> u64 {
     match waiting.reason {
         Reason::Turn => 0,
         Reason::Room => 1,
         Reason::Backoff => {
             let is_barred = |reclaiming: &Reclaiming<'_, P>| {
                 [waiting.at, waiting.group].iter().any(|&id| {
-                    let seat = groups.attach_target(&groups.reading(), id);
+                    let seat = groups.attach_target(inside, &groups.reading(), id);
                     seat.is_some_and(|seat| reclaiming.is_any_barred(seat.slot))
                 })
             };

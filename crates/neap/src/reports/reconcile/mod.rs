@@ -115,9 +115,9 @@ impl<P: Platform> Mm<P> {
     pub(crate) fn books(&self) -> Books {
         let mut books = Books::BLANK;
         if let Some(core) = self.core_if_open() {
-            let _inside = self.gate.enter(core.objects.platform.cpu());
+            let inside = self.gate.enter(core.objects.platform.cpu());
             core.count(&mut books);
-            self.count_charged(&mut books);
+            self.count_charged(&inside, &mut books);
         }
         books
     }
@@ -132,10 +132,10 @@ impl<P: Platform> Mm<P> {
         books
     }
 
-    fn count_charged(&self, books: &mut Books) {
+    fn count_charged(&self, inside: &Inside<'_>, books: &mut Books) {
         let Some(grouped) = self.groups_if_made() else { return };
         let (groups, source) = (grouped.groups(), grouped.source());
-        Kind::ALL.iter().for_each(|&kind| books.charged[kind as usize] = groups.used_of_kind(source, kind));
+        Kind::ALL.iter().for_each(|&kind| books.charged[kind as usize] = groups.used_of_kind(inside, source, kind));
         books.payable[Kind::PerCpu as usize] = source.data().paid_bytes();
     }
 
@@ -147,7 +147,7 @@ impl<P: Platform> Mm<P> {
             return;
         }
         self.close_for_fork(&|seen| seen < looks);
-        self.count_charged(books);
+        self.count_charged(&self.gate.enter(core.objects.platform.cpu()), books); // The closer may enter.
         if self.gate.is_empty() {
             let (mut objects, mut runs) = (0, 0);
             core.objects.each_accounted(&mut |class, memory, _| match class {
