@@ -337,7 +337,7 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
     fn has_enough(&self) -> bool {
         let pages = &self.reclaiming.source.core().objects.pages;
         self.request.is_some_and(|request| self.reclaiming.groups.needs(&self.reclaiming.source, &request) == 0)
-            || self.node.is_some_and(|node| self.reclaiming.source.inside(|| pages.shortage(node).pages == 0))
+            || self.node.is_some_and(|node| self.reclaiming.source.inside(|_| pages.shortage(node).pages == 0))
     }
 
     fn first_priority(&self) -> u32 {

@@ -28,7 +28,6 @@ use crate::reclaim::watching::Ran;
 use crate::state::reclaim::{Manner, PASS_MAX_NS, Reclaim, WAIT_MAX_NS};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
-use neap_base::gate::Inside;
 use neap_groups::{Bound, Due, GroupId, Patience, Request};
 use neap_os::clock;
 use neap_percpu::Host as _;
@@ -308,7 +307,7 @@ impl<P: Platform> Core<P> {
         }
         let Some(reclaiming) = mm.reclaiming_if_made() else { return };
         let (reclaim, pages) = (reclaiming.reclaim, &self.objects.pages);
-        let shortage = reclaiming.source.inside(|| pages.shortage(node));
+        let shortage = reclaiming.source.inside(|_| pages.shortage(node));
         if shortage.pages == 0 {
             reclaim.passes.has_enough(node);
         } else if shortage.is_low
@@ -424,13 +423,13 @@ impl<P: Platform> Core<P> {
             }
             ReclaimJob::Node(node) => {
                 let pages = &self.objects.pages;
-                let missing = reclaiming.source.inside(|| pages.shortage(node).pages);
+                let missing = reclaiming.source.inside(|_| pages.shortage(node).pages);
                 if missing == 0 {
                     return Ran::of(0);
                 }
                 // The flag stays set until `finish`, `end` or `write_off` takes the job from this
                 // thread.
-                reclaiming.source.inside(|| pages.node(node).set_reclaiming(true));
+                reclaiming.source.inside(|_| pages.node(node).set_reclaiming(true));
                 let bytes = u64::from(missing) * pages.page_size() as u64;
                 run(GroupId::ROOT, bytes, Purpose::Budget, Some(node)).map(|got| got.bytes)
             }
