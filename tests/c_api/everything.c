@@ -32,7 +32,7 @@ static void *work(void *argument) {
             CHECK(atomic_load(&releases) == 0, "released while it is referred to");
             neap_ref_put(&shared);
         }
-        _Atomic uint64_t *word = neap_percpu_here(words);
+        _Atomic uint64_t *word = neap_percpu_this_cpu(words);
         atomic_fetch_add_explicit(word, 1, memory_order_relaxed);
         if (i == ROUNDS / 2 && argument) CHECK(neap_ref_kill(&shared) >= 0, "a kill");
     }
@@ -40,7 +40,7 @@ static void *work(void *argument) {
 }
 
 static int add_up(void *copy, unsigned cpu, void *argument) {
-    CHECK(copy == neap_percpu_on(words, cpu), "the copy of CPU %u", cpu);
+    CHECK(copy == neap_percpu_ptr(words, cpu), "the copy of CPU %u", cpu);
     *(uint64_t *)argument += *(uint64_t *)copy;
     return 0;
 }
@@ -53,7 +53,7 @@ static void on_signal(int number) {
     neap_counter_add(&counter, 1);
     neap_histogram_record(&histogram, 1);
     if (neap_ref_try_get(&shared)) neap_ref_put(&shared);
-    if (neap_percpu_here(words)) signals++;
+    if (neap_percpu_this_cpu(words)) signals++;
     errno = before;
 }
 
@@ -91,7 +91,7 @@ static void in_a_child(void) {
         neap_percpu data;
         CHECK(neap_owner_open(&owner) == NEAP_OK, "an owner in the child");
         CHECK(neap_percpu_alloc(&data, owner, NEAP_LARGEST, 4096, NEAP_FOREVER) == NEAP_OK, "memory in the child");
-        memset(neap_percpu_here(data), 1, NEAP_LARGEST);
+        memset(neap_percpu_this_cpu(data), 1, NEAP_LARGEST);
         size_t bytes;
         CHECK(neap_owner_close(owner, &bytes) == NEAP_OK && bytes == (size_t)NEAP_LARGEST * neap_cpus(), "%zu", bytes);
         _exit(0);
@@ -143,7 +143,7 @@ static void what_is_none(void) {
     neap_counter_add(NULL, 1);
     CHECK(neap_counter_exact(&none) == 0 && neap_counter_exact(NULL) == 0, "nothing is nothing");
     CHECK(neap_counter_destroy(&none) == NEAP_E_ARGUMENT && neap_ref_kill(NULL) == NEAP_E_ARGUMENT, "errors");
-    CHECK(neap_percpu_on(0, 0) == NULL && neap_percpu_on(words, ~0u) == NULL && neap_percpu_free(0) == NEAP_OK, "no copy");
+    CHECK(neap_percpu_ptr(0, 0) == NULL && neap_percpu_ptr(words, ~0u) == NULL && neap_percpu_free(0) == NEAP_OK, "no copy");
     CHECK(neap_percpu_alloc(NULL, NEAP_NO_OWNER, 8, 8, NEAP_FOREVER) == NEAP_E_ARGUMENT, "nowhere");
     CHECK(neap_percpu_alloc(&words, UINT64_C(99) << 32, 8, 8, NEAP_FOREVER) == NEAP_E_OWNER, "no owner");
     CHECK(strcmp(neap_version(), NEAP_VERSION) == 0, "header %s, library %s", NEAP_VERSION, neap_version());

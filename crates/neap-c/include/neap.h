@@ -176,10 +176,10 @@ unsigned neap_cpu(void);
  * another CPU at any time. So data that several threads change needs atomic operations or locks.
  * Signal-safe.
  */
-void *neap_percpu_on(neap_percpu data, unsigned cpu);
+void *neap_percpu_ptr(neap_percpu data, unsigned cpu);
 
 /* The copy of the CPU that this thread is on, as a hint. Signal-safe. */
-void *neap_percpu_here(neap_percpu data);
+void *neap_percpu_this_cpu(neap_percpu data);
 
 /*
  * Calls `each` with every CPU's copy until it returns a number other than 0. Returns that number,

@@ -83,14 +83,14 @@ pub(crate) extern "C" fn neap_cpu() -> c_uint {
 }
 
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn neap_percpu_on(data: u64, cpu: c_uint) -> *mut c_void {
+pub(crate) extern "C" fn neap_percpu_ptr(data: u64, cpu: c_uint) -> *mut c_void {
     let copy = handle(data).and_then(|handle| percpu::copy(handle, cpu as usize));
     copy.map_or(null_mut(), <*mut u8>::cast)
 }
 
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn neap_percpu_here(data: u64) -> *mut c_void {
-    neap_percpu_on(data, neap_cpu())
+pub(crate) extern "C" fn neap_percpu_this_cpu(data: u64) -> *mut c_void {
+    neap_percpu_ptr(data, neap_cpu())
 }
 
 #[unsafe(no_mangle)]
@@ -100,9 +100,9 @@ pub(crate) extern "C" fn neap_percpu_each(
     argument: *mut c_void,
 ) -> c_int {
     let Some(each) = each else { return Error::Argument as c_int };
-    if neap_percpu_on(data, 0).is_null() {
+    if neap_percpu_ptr(data, 0).is_null() {
         return Error::Handle as c_int;
     }
-    let answers = (0..neap_cpus()).map(|cpu| each(neap_percpu_on(data, cpu), cpu, argument));
+    let answers = (0..neap_cpus()).map(|cpu| each(neap_percpu_ptr(data, cpu), cpu, argument));
     answers.into_iter().find(|&answer| answer != 0).unwrap_or(0)
 }

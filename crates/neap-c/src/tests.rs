@@ -57,14 +57,14 @@ fn allocations_come_by_owner_and_go_alone_or_with_it() {
         assert_eq!(neap_percpu_alloc(&raw mut other, 0, 1, 1, FOREVER), 0);
         assert!(neap_cpus() > 0 && neap_cpu() < neap_cpus());
         for cpu in 0..neap_cpus() {
-            let copy = neap_percpu_on(data, cpu).cast::<u8>();
+            let copy = neap_percpu_ptr(data, cpu).cast::<u8>();
             assert!(
                 copy.addr().is_multiple_of(64) && core::slice::from_raw_parts(copy, 100).iter().all(|byte| *byte == 0)
             );
             copy.write_bytes(cpu as u8 + 1, 100);
         }
-        let here = neap_percpu_here(data);
-        assert!((0..neap_cpus()).any(|cpu| neap_percpu_on(data, cpu) == here));
+        let here = neap_percpu_this_cpu(data);
+        assert!((0..neap_cpus()).any(|cpu| neap_percpu_ptr(data, cpu) == here));
         extern "C" fn sum(copy: *mut c_void, cpu: c_uint, to: *mut c_void) -> c_int {
             // SAFETY: `to` is the local that the caller passes, and the other pointers are valid
             // for the call.
@@ -108,20 +108,20 @@ fn what_no_allocation_can_be_is_refused() {
         }
         let mut good = 0;
         assert_eq!(neap_percpu_alloc(&raw mut good, 0, 4096, 4096, FOREVER), 0);
-        assert!(neap_percpu_on(good, 0).is_aligned_to_page() && neap_percpu_on(good, neap_cpus()).is_null());
+        assert!(neap_percpu_ptr(good, 0).is_aligned_to_page() && neap_percpu_ptr(good, neap_cpus()).is_null());
         // Invalid numbers: foreign addresses, nonexistent classes, addresses inside an allocation.
         for handle in
             [1, u64::MAX, 8, good ^ 1 << 63, good + (1 << 47), good & !0 >> 16, (good & !0 >> 16) | 0x3ff << 48]
         {
             assert!(
-                neap_percpu_on(handle, 0).is_null() || neap_percpu_free(handle) == code(Error::Handle),
+                neap_percpu_ptr(handle, 0).is_null() || neap_percpu_free(handle) == code(Error::Handle),
                 "{handle:#x}"
             );
         }
         for inside in [good + 1, good + 8] {
             assert_eq!(neap_percpu_free(inside), code(Error::Handle));
         }
-        assert!(neap_percpu_on(0, 0).is_null() && neap_percpu_on(good, c_uint::MAX).is_null());
+        assert!(neap_percpu_ptr(0, 0).is_null() && neap_percpu_ptr(good, c_uint::MAX).is_null());
         extern "C" fn each(_: *mut c_void, _: c_uint, _: *mut c_void) -> c_int {
             1
         }
