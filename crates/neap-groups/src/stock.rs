@@ -15,9 +15,9 @@
 //!
 //! # Concurrency
 //!
-//! Any thread can empty any CPU's line. First it stores the address of DUMMY in the CPU's table
-//! entry. DUMMY is a line with words that match no sequence. Then it fences the CPU. After that no
-//! other thread changes the line. On isolated CPUs and without sequences, words change by
+//! Any thread can empty any CPU's line. First it stores the address of the closed line in the CPU's
+//! table entry. The words of the closed line match no sequence. Then it fences the CPU. After that
+//! no other thread changes the line. On isolated CPUs and without sequences, words change by
 //! compare-and-exchange. A line never changes in both ways. Threads that empty lines exclude each
 //! other by a mutex.
 
@@ -57,7 +57,8 @@ pub(crate) struct Stocks {
     /// sequences.
     sequences: isize,
     regions: usize,
-    /// Start and length of one mapping: a line for each CPU, DUMMY, and the table of the lines.
+    /// Start and length of one mapping: a line for each CPU, the closed line, and the table of the
+    /// lines.
     memory: usize,
     length: usize,
     cpus: usize,
@@ -102,10 +103,10 @@ impl Stocks {
         let memory = platform.map(length)?;
         let (taking, fences) = (Mutex::new(()), 0.into());
         let mut stocks = Stocks { sequences: 0, regions: 0, memory, length, cpus, taking, fences };
-        // These words make DUMMY: their number of bytes is above the bound of every sequence,
+        // The closed line: the words' number of bytes is above the bound of every sequence,
         // whatever payer the sequence compares. No group has their payer.
         stocks.line(cpus).iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
-        (0..named + UNREGISTERED).for_each(|entry| stocks.entry(entry).store(stocks.dummy(), Ordering::Relaxed));
+        (0..named + UNREGISTERED).for_each(|entry| stocks.entry(entry).store(stocks.closed_line(), Ordering::Relaxed));
         if let Some(offset) = platform.rseq_offset() {
             for cpu in (0..cpus).filter(|&cpu| !platform.is_isolated(cpu)) {
                 stocks.entry(cpu + UNREGISTERED).store(stocks.line_address(cpu), Ordering::Relaxed);
@@ -129,7 +130,7 @@ impl Stocks {
         core::ptr::with_exposed_provenance_mut(self.memory + cpu * STRIDE)
     }
 
-    fn dummy(&self) -> *mut u8 {
+    fn closed_line(&self) -> *mut u8 {
         self.line_address(self.cpus)
     }
 
@@ -182,8 +183,9 @@ impl Stocks {
     fn attempt(&self, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> SequenceResult {
         let regions = core::ptr::with_exposed_provenance(self.regions);
         // SAFETY: `sequences` is the registered offset. `regions` is the table from CPU 0 on. Its
-        // entries point to a CPU's line or DUMMY, which have `WORDS` words, and `place` is below
-        // that. Only DUMMY must not be written. Its words exceed every bound under every tag.
+        // entries point to a CPU's line or the closed line, which have `WORDS` words, and `place`
+        // is below that. Only the closed line must not be written. Its words exceed every bound
+        // under every tag.
         unsafe { rseq::alter(self.sequences, regions, place, tag, low, span, delta) }
     }
 
@@ -309,8 +311,8 @@ impl Stocks {
         }
         let closed = self.has_sequences(platform, cpu);
         if closed {
-            // SeqCst: a sequence that starts after the fence below finds DUMMY.
-            self.entry(cpu + UNREGISTERED).store(self.dummy(), Ordering::SeqCst);
+            // SeqCst: a sequence that starts after the fence below finds the closed line.
+            self.entry(cpu + UNREGISTERED).store(self.closed_line(), Ordering::SeqCst);
             self.fences.fetch_add(1, Ordering::Relaxed);
             if platform.fence(cpu).is_err() {
                 self.reopen(cpu);

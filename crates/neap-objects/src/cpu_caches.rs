@@ -8,9 +8,9 @@
 //! only. All stacks of a CPU lie in one *region*. A table holds one pointer to a region for every
 //! CPU that the kernel could name, and for the ids -1 and -2 of threads that are not registered for
 //! rseq. A CPU gets its region when one of its stacks first gets room ([`CpuCaches::widen`]). Until
-//! then the CPU's table entry points to DUMMY, a region without room or objects. The CPU's lock
-//! holds 0, no thread writes to the memory of the region, and walks over CPUs skip the CPU. A CPU's
-//! slots are of one of two kinds:
+//! then the CPU's table entry points to the *closed region*, which has neither room nor objects.
+//! The CPU's lock holds 0, no thread writes to the memory of the region, and walks over CPUs skip
+//! the CPU. A CPU's slots are of one of two kinds:
 //!
 //! * **Rseq**: the restartable sequences of `neap_os::rseq` work on the stacks, without a lock or a
 //!   locked instruction.
@@ -20,7 +20,8 @@
 //! # Concurrency
 //!
 //! To drain an Rseq CPU's stacks from any thread:
-//! 1. Replace the table's pointer by one to DUMMY. Every sequence that starts now is refused.
+//! 1. Replace the table's pointer by one to the closed region. Every sequence that starts now is
+//!    refused.
 //! 2. Fence the CPU. A sequence that read the old pointer has been aborted, or has committed and is
 //!    visible.
 //! 3. Now only this thread, the *taker*, accesses the old region. Copy the stacks that are not
@@ -37,7 +38,7 @@
 //! explorer in `tests/rseq_explorer` runs this protocol with preemption, migration, signals and
 //! store buffers, and finds a failure for each step that is left out.
 
-use crate::region::{DUMMY, REGION, StackId, at, clear, keep, make_dummy, objects, stack};
+use crate::region::{CLOSED_REGION_BYTES, REGION, StackId, at, clear, keep, make_closed_region, objects, stack};
 use crate::size_class::Class;
 use crate::strided_run::StridedRun;
 use core::ops::Range;
@@ -83,8 +84,8 @@ pub struct CpuCaches {
     pub(crate) named: usize,
     /// Address of the table that the sequences start from.
     table: usize,
-    /// Start of the mapping. It contains DUMMY, a lock for each CPU, the CPUs' regions, and the
-    /// first spare region. A lock holds the address of the CPU's region.
+    /// Start of the mapping. It contains the closed region, a lock for each CPU, the CPUs' regions,
+    /// and the first spare region. A lock holds the address of the CPU's region.
     memory: usize,
     length: usize,
     offset: Option<isize>,
@@ -129,9 +130,9 @@ impl CpuCaches {
             skipped: AtomicU32::new(0),
             fences: AtomicU32::new(0),
         };
-        make_dummy(cpu_caches.dummy());
+        make_closed_region(cpu_caches.closed_region());
         (0..cpu_caches.named + UNREGISTERED)
-            .for_each(|entry| cpu_caches.entry(entry).store(at(cpu_caches.dummy()), Ordering::Relaxed));
+            .for_each(|entry| cpu_caches.entry(entry).store(at(cpu_caches.closed_region()), Ordering::Relaxed));
         table.offset.store(cpu_caches.offset.unwrap_or(0), Ordering::Relaxed);
         Ok(cpu_caches)
     }
@@ -152,7 +153,7 @@ impl CpuCaches {
     }
 
     const fn regions_at(cpus: usize) -> usize {
-        (DUMMY + cpus * size_of::<CpuLock<usize>>()).next_multiple_of(4096)
+        (CLOSED_REGION_BYTES + cpus * size_of::<CpuLock<usize>>()).next_multiple_of(4096)
     }
 
     pub(crate) fn first_region(&self) -> usize {
@@ -161,7 +162,7 @@ impl CpuCaches {
 
     /// The region that no thread writes to after `open`. Its mark is 0, and no stack in it has
     /// objects or room.
-    pub(crate) fn dummy(&self) -> usize {
+    pub(crate) fn closed_region(&self) -> usize {
         self.memory
     }
 
@@ -230,7 +231,7 @@ impl CpuCaches {
     }
 
     fn locks(&self) -> *mut CpuLock<usize> {
-        at(self.memory + DUMMY)
+        at(self.memory + CLOSED_REGION_BYTES)
     }
 
     pub(crate) fn lock(&self, cpu: usize) -> &CpuLock<usize> {
@@ -244,8 +245,8 @@ impl CpuCaches {
         self.offset.is_some()
     }
 
-    /// The kind of a CPU's slots. The table entry of an isolated CPU always points to DUMMY. So
-    /// sequences on that CPU are refused, and the slow path works on the Atomic slots.
+    /// The kind of a CPU's slots. The table entry of an isolated CPU always points to the closed
+    /// region. So sequences on that CPU are refused, and the slow path works on the Atomic slots.
     pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> CacheMode {
         if self.offset.is_some() && !platform.is_isolated(cpu) { CacheMode::Rseq } else { CacheMode::Atomic }
     }
@@ -311,8 +312,9 @@ impl CpuCaches {
         self.closed.store(!held, Ordering::Relaxed);
         let mut any = false;
         for cpu in self.of_kind(platform, CacheMode::Rseq) {
-            // SeqCst: pairs with the fence, after which every sequence has ended or reads DUMMY.
-            self.pointer(cpu).store(at(self.dummy()), Ordering::SeqCst);
+            // SeqCst: pairs with the fence, after which every sequence has ended or reads the
+            // closed region.
+            self.pointer(cpu).store(at(self.closed_region()), Ordering::SeqCst);
             any = true;
         }
         if any {
@@ -385,9 +387,8 @@ impl CpuCaches {
     /// Pops a home object of a class from this CPU's stack.
     pub fn pop<P: Platform>(&self, platform: &P, class: Class) -> Attempt<*mut u8> {
         let sequence = |place| {
-            // SAFETY: only Rseq CPUs run this, so the table holds the registered offset. Its
-            // entries are regions or DUMMY, which have a stack at `place` and stay mapped until
-            // `close`.
+            // SAFETY: on Rseq CPUs the table holds the registered offset. Its entries are regions
+            // or the closed region, which have a stack at `place` until `close`.
             let object = unsafe { rseq::pop(self.table(), place) };
             // An aborted pop looks like a refused one. The refill that follows handles both.
             (object, if object.is_null() { SequenceResult::Refused } else { SequenceResult::Committed })
@@ -402,9 +403,8 @@ impl CpuCaches {
 
     /// Pushes all of `objects` onto a stack of this CPU, or none.
     pub fn push_many<P: Platform>(&self, platform: &P, stack: StackId, objects: &[*mut u8]) -> Attempt<()> {
-        // SAFETY: only Rseq CPUs run this, so the table holds the registered offset. Its entries
-        // are regions or DUMMY, which have a stack at `place` and stay mapped until `close`. No
-        // object is at null.
+        // SAFETY: on Rseq CPUs the table holds the registered offset. Its entries are regions or
+        // the closed region, which have a stack at `place` until `close`. No object is at null.
         let sequence = |place| ((), unsafe { rseq::push_many(self.table(), place, objects) });
         self.attempt(platform, stack, sequence, |stack| stack.push_each(objects.len(), |n| objects[n]))
     }
@@ -415,9 +415,9 @@ impl CpuCaches {
         if count == 0 {
             return Attempt::Done(());
         }
-        // SAFETY: only Rseq CPUs run this, so the table holds the registered offset. Its entries
-        // are regions or DUMMY, which have a stack at `place` and stay mapped until `close`. The
-        // run has at least one object, and no object is at null.
+        // SAFETY: on Rseq CPUs the table holds the registered offset. Its entries are regions or
+        // the closed region, which have a stack at `place` until `close`. The run has at least one
+        // object, and no object is at null.
         let sequence = |place| ((), unsafe { rseq::push_progression(self.table(), place, objects.first, step, count) });
         self.attempt(platform, stack, sequence, |stack| stack.push_each(count, |n| objects.at(n)))
     }
@@ -426,8 +426,8 @@ impl CpuCaches {
     pub fn pop_many<P: Platform>(&self, platform: &P, stack: StackId, objects: &mut [*mut u8]) -> Attempt<()> {
         // Both closures write to `objects`, but only one of them runs.
         let objects = core::cell::RefCell::new(objects);
-        // SAFETY: only Rseq CPUs run this, so the table holds the registered offset. Its entries
-        // are regions or DUMMY, which have a stack at `place` and stay mapped until `close`.
+        // SAFETY: on Rseq CPUs the table holds the registered offset. Its entries are regions or
+        // the closed region, which have a stack at `place` until `close`.
         let sequence = |place| ((), unsafe { rseq::pop_many(self.table(), place, &mut objects.borrow_mut()) });
         self.attempt(platform, stack, sequence, |stack| stack.pop_many(&mut objects.borrow_mut()))
     }
@@ -438,9 +438,9 @@ impl CpuCaches {
     pub fn widen<P: Platform>(&self, platform: &P, stack: StackId, objects: u32) -> Attempt<()> {
         self.begin(platform, platform.cpu());
         let capacity = objects.min(stack.capacity());
-        // SAFETY: only Rseq CPUs run this, so the table holds the registered offset. Its entries
-        // are regions or DUMMY, which have a stack at `place` and stay mapped until `close`. A
-        // region has `stack.capacity()` cells for the stack, and DUMMY's mark refuses.
+        // SAFETY: on Rseq CPUs the table holds the registered offset. Its entries are regions or
+        // the closed region, which have a stack at `place` until `close`. A region has
+        // `stack.capacity()` cells for the stack, and the closed region's mark refuses.
         let sequence = |place| ((), unsafe { rseq::widen(self.table(), place, capacity) });
         self.attempt(platform, stack, sequence, |stack| {
             let end = stack.0.bottom.load(Ordering::Relaxed).wrapping_add(capacity as usize);
@@ -473,11 +473,11 @@ impl CpuCaches {
             let pointer = self.pointer(cpu);
             // SeqCst: ordered before the fence. Through the fence it pairs with the loads of the
             // sequences.
-            pointer.store(at(self.dummy()), Ordering::SeqCst);
+            pointer.store(at(self.closed_region()), Ordering::SeqCst);
             self.fences.fetch_add(1, Ordering::Relaxed);
             if platform.fence(cpu).is_err() {
-                // The taker takes nothing. No other thread replaces DUMMY, since this thread holds
-                // the mutex of the spare.
+                // The taker takes nothing. No other thread replaces the entry, since this thread
+                // holds the mutex of the spare.
                 pointer.store(at(*region), Ordering::Release); // Pairs with the loads of the sequences.
                 return self.skip();
             }
@@ -519,11 +519,11 @@ impl CpuCaches {
         }
     }
 
-    /// Address of a CPU's region, for reads only; that of DUMMY if the CPU has no region. `None` if
-    /// another thread holds an Atomic CPU's lock.
+    /// Address of a CPU's region, for reads only; that of the closed region if the CPU has no
+    /// region. `None` if another thread holds an Atomic CPU's lock.
     fn region<P: Platform>(&self, platform: &P, cpu: usize) -> Option<usize> {
         if !self.is_used(cpu) {
-            return Some(self.dummy());
+            return Some(self.closed_region());
         }
         if self.kind(platform, cpu) == CacheMode::Atomic {
             return self.lock(cpu).try_lock().map(|region| *region);
@@ -531,9 +531,10 @@ impl CpuCaches {
         Some(self.pointer(cpu).load(Ordering::Acquire).addr()) // Pairs with the Release in `take` and `begin`.
     }
 
-    /// A stack of a CPU, for reads only; a stack of DUMMY if the CPU's region is not available.
+    /// A stack of a CPU, for reads only; a stack of the closed region if the CPU's region is not
+    /// available.
     fn stack<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> &Stack {
-        stack(self.region(platform, cpu).unwrap_or_else(|| self.dummy()), id)
+        stack(self.region(platform, cpu).unwrap_or_else(|| self.closed_region()), id)
     }
 
     /// Number of objects that a stack of `cpu` has room for, those in it included. The number is a

@@ -7,7 +7,7 @@
 
 use crate::cpu_caches::{CpuCaches, Peek};
 use crate::instance::{CONFIG, Opened, machine};
-use crate::region::{StackId, at, dummy_cell};
+use crate::region::{StackId, at, closed_region_cell};
 use crate::size_class::Class;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Errno;
@@ -88,8 +88,8 @@ fn sequences_are_closed_though_an_atomic_stack_stays_held() {
     if !o.1.has_rseq() || o.1.cpus() < 2 || o.0.is_isolated(0) {
         return;
     }
-    let (open, closed) = (o.regions(), std::vec![o.1.dummy(); o.1.named + UNREGISTERED]);
-    assert_eq!(open.iter().filter(|region| **region != o.1.dummy()).count(), 1, "CPU 0 alone has sequences");
+    let (open, closed) = (o.regions(), std::vec![o.1.closed_region(); o.1.named + UNREGISTERED]);
+    assert_eq!(open.iter().filter(|region| **region != o.1.closed_region()).count(), 1, "CPU 0 alone has sequences");
     let holder = o.1.lock(1).try_lock().unwrap();
     let fences = o.0.fences.load(Relaxed);
     assert_eq!((o.close(3), o.regions()), (Err(Errno::BUSY), closed.clone()));
@@ -115,8 +115,8 @@ fn what_is_not_null_below_a_stack_is_found() {
     // SAFETY: the test has one thread.
     let regions = [*o.cpu_caches.spare.lock(), unsafe { o.cpu_caches.lock(1).peek() }];
     let cells = regions.into_iter().flat_map(|region| StackId::all().map(move |id| (id, id.cells(region))));
-    let dummys = StackId::all().map(|id| (id, dummy_cell(o.cpu_caches.dummy())));
-    for (id, cell) in cells.chain(dummys) {
+    let closed = StackId::all().map(|id| (id, closed_region_cell(o.cpu_caches.closed_region())));
+    for (id, cell) in cells.chain(closed) {
         o.prove();
         let below = at::<usize>(cell - size_of::<usize>());
         // SAFETY: each stack's cells have another cell below, which belongs to no other stack. The
@@ -170,12 +170,12 @@ fn unused_cpus_have_no_memory_and_no_part_in_fork() {
         (opened, resident(&o.cpu_caches))
     };
     let few = resident_after(2);
-    assert_eq!(few.0, 4096, "DUMMY");
+    assert_eq!(few.0, 4096, "the closed region");
     // Verification reads the lock of each CPU. Only the pages of the locks are resident in
     // addition.
     let locks = |cpus: usize| (cpus * size_of::<neap_base::CpuLock<usize>>()).div_ceil(4096) * 4096;
     let many = resident_after(1024);
-    assert_eq!(many.0, 4096, "DUMMY");
+    assert_eq!(many.0, 4096, "the closed region");
     assert!(many.1 <= few.1 + locks(1024), "{few:?} {many:?}");
 }
 

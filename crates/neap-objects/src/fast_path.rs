@@ -271,8 +271,8 @@ impl FastPath {
         // SAFETY: the size is at most the largest, so it has an entry.
         let offset = unsafe { *self.stack_offsets.get_unchecked(entry_of(size)) };
         // SAFETY: `enable` was called, so the table holds the registered offset, and a region or
-        // DUMMY for each entry. Both have a stack at every offset in `stack_offsets`, and stay
-        // mapped while the instance is used.
+        // the closed region for each entry. Both have a stack at every offset in `stack_offsets`,
+        // and stay mapped while the instance is used.
         NonNull::new(unsafe { rseq::pop(&self.table, usize::from(offset)) })
     }
 
@@ -327,8 +327,8 @@ impl FastPath {
     #[inline(always)]
     pub unsafe fn put(&self, kind: PageKind, object: *mut u8) -> bool {
         // Acquire pairs with the Release in `enable`. Before that there are no stacks to push to.
-        // While `served` is not 0, the table has the registered offset, and a region or DUMMY in
-        // each entry.
+        // While `served` is not 0, the table has the registered offset, and a region or the closed
+        // region in each entry.
         // SAFETY: `kind` has a class (the caller's promise), so that class's stack lies at its
         // offset, and the stack of guests behind it. The object is the caller's (its promise).
         let push = || unsafe { rseq::push(&self.table, kind.stack_offset().into(), kind.home(), object) };

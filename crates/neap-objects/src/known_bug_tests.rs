@@ -3,8 +3,8 @@
 //! A test's name begins with the bug's id. Bugs of pages are in `neap-pages`. Bugs that need a
 //! whole manager or real threads (A3, A6, B6, P3, and B11 as a program meets it) are in `neap`'s
 //! tests. The tests access the locks. To interrupt a taker, a test acts in the function `wanted`,
-//! which chooses classes. The taker calls it while it holds the CPU's lock, or has DUMMY in the
-//! table.
+//! which chooses classes. The taker calls it while it holds the CPU's lock, or has the closed
+//! region in the table.
 
 use crate::class_cache::ObjectIndex;
 use crate::cpu_caches::CacheMode;

@@ -126,21 +126,21 @@ pub(crate) fn clear(region: usize, id: StackId) {
     stack.end.store(cells, Ordering::Relaxed);
 }
 
-/// Bytes of DUMMY: the stacks of a region, one cell for all of them, and the cell below, which
-/// holds null.
-pub(crate) const DUMMY: usize = (STACKS_END + 2 * size_of::<usize>()).next_multiple_of(128);
+/// Bytes of the closed region: the stacks of a region, one cell for all of them, and the cell
+/// below, which holds null.
+pub(crate) const CLOSED_REGION_BYTES: usize = (STACKS_END + 2 * size_of::<usize>()).next_multiple_of(128);
 
-/// Makes DUMMY at `address`, where the caller has [`DUMMY`] zeroed bytes alone. No stack has
-/// objects or room, and the mark forbids writes.
-pub(crate) fn make_dummy(address: usize) {
+/// Makes the closed region at `address`, where the caller has [`CLOSED_REGION_BYTES`] zeroed bytes
+/// alone. No stack has objects or room, and the mark forbids writes.
+pub(crate) fn make_closed_region(address: usize) {
     for id in StackId::all() {
-        let (stack, cell) = (stack(address, id), at(dummy_cell(address)));
+        let (stack, cell) = (stack(address, id), at(closed_region_cell(address)));
         [&stack.head, &stack.bottom, &stack.end].into_iter().for_each(|pointer| pointer.store(cell, Ordering::Relaxed));
     }
 }
 
-/// Address of the cell that all stacks of DUMMY share.
-pub(crate) const fn dummy_cell(address: usize) -> usize {
+/// Address of the cell that all stacks of the closed region share.
+pub(crate) const fn closed_region_cell(address: usize) -> usize {
     address + STACKS_END + size_of::<usize>()
 }
 

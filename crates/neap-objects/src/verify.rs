@@ -17,7 +17,7 @@ use crate::cpu_caches::{CacheMode, CpuCaches};
 use crate::object_state::{ACCOUNTED, ALLOCATED, CACHED, PAID, SAMPLED};
 use crate::objects::Objects;
 use crate::payers::Vector;
-use crate::region::{REGION, StackId, dummy_cell, objects, stack};
+use crate::region::{REGION, StackId, closed_region_cell, objects, stack};
 use crate::sheaf::SheafKind;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
@@ -467,7 +467,7 @@ impl<P: Platform> Objects<P> {
         if spare != 0 {
             cpu_caches.verify_empty(spare, 1, |id| id.cells(spare))?;
         }
-        cpu_caches.verify_empty(cpu_caches.dummy(), 0, |_| dummy_cell(cpu_caches.dummy()))?;
+        cpu_caches.verify_empty(cpu_caches.closed_region(), 0, |_| closed_region_cell(cpu_caches.closed_region()))?;
         let used = cpu_caches.used();
         for cpu in 0..cpu_caches.cpus() {
             let equal =
@@ -477,7 +477,7 @@ impl<P: Platform> Objects<P> {
             let entry = cpu_caches.entry(cpu + UNREGISTERED).load(Relaxed).addr();
             if !used.contains(cpu) {
                 equal("region of a CPU that was never used", 0, region as u64)?;
-                equal("table entry of a CPU that was never used", cpu_caches.dummy() as u64, entry as u64)?;
+                equal("table entry of a CPU that was never used", cpu_caches.closed_region() as u64, entry as u64)?;
                 continue;
             }
             let regions = cpu_caches.first_region()..cpu_caches.first_region() + (cpu_caches.cpus() + 1) * REGION;
@@ -488,14 +488,14 @@ impl<P: Platform> Objects<P> {
             let twice = used.iter().take_while(|&other| other < cpu).any(has_it);
             equal("region of two CPUs", 0, twice.into())?;
             let owned = entry == region && cpu_caches.kind(&self.platform, cpu) == CacheMode::Rseq;
-            equal("table entry of a CPU", 1, u64::from(owned || entry == cpu_caches.dummy()))?;
+            equal("table entry of a CPU", 1, u64::from(owned || entry == cpu_caches.closed_region()))?;
             StackId::all().try_for_each(|id| cpu_caches.verify_stack(cpu, region, id))?;
         }
         let others = (0..UNREGISTERED).chain(cpu_caches.cpus() + UNREGISTERED..cpu_caches.named + UNREGISTERED);
-        let (what, dummy) = ("table entry of no CPU", cpu_caches.dummy() as u64);
+        let (what, closed) = ("table entry of no CPU", cpu_caches.closed_region() as u64);
         others
             .map(|entry| (entry, cpu_caches.entry(entry).load(Relaxed).addr() as u64))
-            .try_for_each(|(entry, found)| Finding::unless_equal(what, Class::NONE, entry, dummy, found))
+            .try_for_each(|(entry, found)| Finding::unless_equal(what, Class::NONE, entry, closed, found))
     }
 }
 
@@ -504,7 +504,7 @@ impl CpuCaches {
     /// says where the stacks' cells are.
     fn verify_empty(&self, region: usize, writable: u64, cells: impl Fn(StackId) -> usize) -> Result<(), Finding> {
         let mark = core::ptr::with_exposed_provenance::<u64>(region);
-        // SAFETY: the region is the spare or DUMMY, and a region begins with its mark.
+        // SAFETY: the region is the spare or the closed region, and a region begins with its mark.
         Finding::unless_equal("mark of a region", Class::NONE, region, writable, unsafe { mark.read() })?;
         StackId::all().try_for_each(|id| {
             let (stack, cells) = (stack(region, id), cells(id));
@@ -518,7 +518,8 @@ impl CpuCaches {
 
     /// Verifies that the cell below a stack's lowest one is null.
     fn verify_below(region: usize, id: StackId, cells: usize) -> Result<(), Finding> {
-        // SAFETY: below each stack's lowest cell, and below the cell of DUMMY, lies another cell.
+        // SAFETY: below each stack's lowest cell, and below the cell of the closed region, lies
+        // another cell.
         let below = unsafe { core::ptr::with_exposed_provenance::<usize>(cells).sub(1).read() };
         Finding::unless_equal("null below a stack", id.class(), region, 0, below as u64)
     }

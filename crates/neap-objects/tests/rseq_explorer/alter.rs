@@ -125,8 +125,8 @@ fn an_instruction_before_the_start() {
 }
 
 #[test]
-fn dummy_that_looks_empty() {
-    mutant(against_a_drain(&[Stock(0)]), DummyOfZeroes, "DUMMY was written to");
+fn closed_region_that_looks_empty() {
+    mutant(against_a_drain(&[Stock(0)]), ClosedWordOfZeroes, "CLOSED_REGION was written to");
 }
 
 #[test]

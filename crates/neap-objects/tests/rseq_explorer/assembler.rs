@@ -155,8 +155,8 @@ impl Assembler {
             Sequence::Push | Sequence::PushMany => self.push(kind == Sequence::PushMany, refused),
             Sequence::Pop | Sequence::PopMany => self.pop(kind == Sequence::PopMany, refused),
             Sequence::SetCapacity => {
-                if self.mutant != Mutant::CapacityOnDummy {
-                    self.jump(Instr::CheckDummy, refused, "refused if p is DUMMY");
+                if self.mutant != Mutant::CapacityOnClosed {
+                    self.jump(Instr::CheckClosed, refused, "refused if p is CLOSED_REGION");
                 }
                 self.line(Instr::StoreCapacity, "COMMIT: p.capacity := full").flags |= COMMIT;
             }
@@ -322,7 +322,7 @@ impl Assembler {
         use Mutant as M;
         let m = self.mutant;
         let [leave, found, fenced, skip] = [(); 4].map(|()| self.label());
-        let serial = !matches!(m, M::SharedSpare | M::OwnSpares | M::IgnoreDummy);
+        let serial = !matches!(m, M::SharedSpare | M::OwnSpares | M::IgnoreClosed);
         self.enter_gate();
         if serial {
             self.line(Instr::LockTakers, "lock the takers' mutex");
@@ -335,7 +335,7 @@ impl Assembler {
             self.line(Instr::LoadOld, "d := row[c], which stays there");
         } else {
             let busy = if matches!(m, M::SharedSpare | M::OwnSpares) { leave } else { found };
-            self.jump(Instr::Swap, busy, "d := xchg(row[c], DUMMY)");
+            self.jump(Instr::Swap, busy, "d := xchg(row[c], CLOSED_REGION)");
         }
         self.here(found);
         self.flags = DETACHED;
@@ -413,9 +413,9 @@ impl Assembler {
             self.line(Instr::FenceCpu(0), "fork: fence CPU 0, too early");
             self.line(Instr::FenceCpu(1), "fork: fence CPU 1, too early");
         }
-        self.line(Instr::CloseRow(0), "fork: d := xchg(row[0], DUMMY)");
+        self.line(Instr::CloseRow(0), "fork: d := xchg(row[0], CLOSED_REGION)");
         self.flags = SHUT;
-        self.line(Instr::CloseRow(1), "fork: s := xchg(row[1], DUMMY)");
+        self.line(Instr::CloseRow(1), "fork: s := xchg(row[1], CLOSED_REGION)");
         if m != Mutant::ForkFenceFirst && m != Mutant::ForkNoFence {
             self.line(Instr::FenceCpu(0), "fork: fence CPU 0");
             self.line(Instr::FenceCpu(1), "fork: fence CPU 1");
@@ -461,7 +461,7 @@ impl Assembler {
         if m == M::FenceBeforeSwap {
             self.jump(Instr::FenceRow, leave, "fence(c), too early");
         }
-        self.jump(Instr::Swap, leave, "d := xchg(row[c], DUMMY)");
+        self.jump(Instr::Swap, leave, "d := xchg(row[c], CLOSED_REGION)");
         self.flags = DETACHED;
         if m == M::ReadBeforeFence {
             self.line(Instr::ReadStock, "n := d.word, too early");

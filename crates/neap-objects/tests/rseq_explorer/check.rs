@@ -12,15 +12,15 @@
 //! 2. Each region is once in: a row, the registers of fork or of a taker, the word for the spare
 //!    region.
 //! 3. No count is above its capacity and no capacity above what there is.
-//! 4. The spare region is all zeroes unless a taker is at work on it; DUMMY always is.
-//! 5. A row is DUMMY only while some taker, or fork, is between its swap and its next store to the
-//!    row.
+//! 4. The spare region is all zeroes unless a taker is at work on it; the closed region always is.
+//! 5. A row leads to the closed region only while some taker, or fork, is between its swap and its
+//!    next store to the row.
 //! 6. No sequence has stored into a region that is neither in its CPU's row nor just swapped out
 //!    with the fence still to come; none has committed between fork's fence and its reopening.
 //!
 //! With readers none of this holds. There no thread looks at a freed object, and in the end the
-//! counts are even. With charges, 6 holds, DUMMY is not written to, and in the end the charges are
-//! the bytes stocked and in hands.
+//! counts are even. With charges, 6 holds, the closed region is not written to, and in the end the
+//! charges are the bytes stocked and in hands.
 //!
 //! "At rest" 1 to 5 are judged only where all threads have finished and all buffers are empty: a
 //! violation there is real damage that stays. Popped rubbish, an object received twice and a torn
@@ -31,7 +31,7 @@ use crate::protocol::*;
 use crate::steps::Machine;
 
 pub fn region_name(pointer: u8) -> &'static str {
-    ["nothing", "DUMMY", "A", "B", "C", "D"].get(pointer as usize).copied().unwrap_or("?")
+    ["nothing", "CLOSED_REGION", "A", "B", "C", "D"].get(pointer as usize).copied().unwrap_or("?")
 }
 
 impl Machine {
@@ -57,7 +57,7 @@ impl Machine {
             Flaw::OutOfBounds => "a cell outside the stack was used",
             Flaw::SnapshotInFlight => "the copied memory had a sequence or a store in flight",
             Flaw::SnapshotLocked => "the copied memory had a locked mutex: no thread of the child unlocks it",
-            Flaw::SnapshotDummy => "the row that fork closed had DUMMY already: no thread would ever undo that",
+            Flaw::SnapshotClosed => "the row that fork closed was closed already: no thread would ever undo that",
             Flaw::SnapshotLoses => {
                 "the copied memory had objects that only another thread knew of: the child loses them"
             }
@@ -73,12 +73,12 @@ impl Machine {
         phase.map(|phase| format!("no thread reads, but the counts of phase {phase} differ"))
     }
 
-    /// DUMMY is not written to. In the end each payer is charged for the bytes stocked for it and
-    /// those that threads have.
+    /// The closed region is not written to. In the end each payer is charged for the bytes stocked
+    /// for it and those that threads have.
     fn judge_stocks(&self, s: &State) -> Option<String> {
         let mem = s.settled();
-        if mem[stock_of(DUMMY)] != self.initial().mem[stock_of(DUMMY)] {
-            return Some("DUMMY was written to".to_string());
+        if mem[stock_of(CLOSED_REGION)] != self.initial().mem[stock_of(CLOSED_REGION)] {
+            return Some("CLOSED_REGION was written to".to_string());
         }
         let has = |payer: u8| {
             let words = (A..C).map(|region| mem[stock_of(region)]).filter(|word| word >> 2 == payer + 1);
@@ -101,8 +101,8 @@ impl Machine {
         for row in 0..if self.scenario.one_region { 1 } else { ROWS } {
             let taking = self.takers(s, DETACHED).any(|(_, f)| f.c as usize == row);
             let forking = self.takers(s, SHUT).any(|(_, f)| [f.d, f.s][row] != NOTHING);
-            if mem[ROW + row] == DUMMY && !taking && !forking {
-                return Some(format!("row[{row}] is DUMMY and neither a taker nor fork is at work"));
+            if mem[ROW + row] == CLOSED_REGION && !taking && !forking {
+                return Some(format!("row[{row}] is CLOSED_REGION and neither a taker nor fork is at work"));
             }
         }
         let spares: Vec<usize> = (SPARE..SPARE + self.spares()).collect();
@@ -124,12 +124,12 @@ impl Machine {
             }
         }
         let touched = mem[REGION..REGION + STRIDE].iter().any(|&word| word != 0);
-        (touched && kept(Mutant::CapacityOnDummy)).then(|| "DUMMY was written to".to_string())
+        (touched && kept(Mutant::CapacityOnClosed)).then(|| "CLOSED_REGION was written to".to_string())
     }
 
     fn judge_objects(&self, s: &State, mem: &[u8; WORDS]) -> Option<String> {
         let mut places = [0_u8; 8];
-        let rows = (ROW..ROW + ROWS).map(|row| (mem[row], 0xff)).filter(|&(region, _)| region != DUMMY);
+        let rows = (ROW..ROW + ROWS).map(|row| (mem[row], 0xff)).filter(|&(region, _)| region != CLOSED_REGION);
         let detached = self.takers(s, DETACHED).map(|(_, f)| (f.d, 0xff));
         let shut =
             self.takers(s, SHUT).flat_map(|(_, f)| [(f.d, 0xff), (f.s, 0xff)]).filter(|&(region, _)| region >= A);

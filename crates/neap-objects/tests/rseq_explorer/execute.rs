@@ -115,8 +115,8 @@ impl Machine {
             }
             Instr::LoadRow => {
                 let entry = (f.c as usize) < ROWS || self.scenario.mutant == Mutant::NoOtherEntries;
-                f.p = if entry { self.load(s, t, row) } else { DUMMY };
-                if f.p == DUMMY && s.frames().any(|f| self.program.lines[f.pc as usize].flags & SHUT != 0) {
+                f.p = if entry { self.load(s, t, row) } else { CLOSED_REGION };
+                if f.p == CLOSED_REGION && s.frames().any(|f| self.program.lines[f.pc as usize].flags & SHUT != 0) {
                     seen = event::CLOSED_OUT;
                 }
             }
@@ -131,7 +131,7 @@ impl Machine {
                 let capacity = self.load(s, t, count_of(f.p, f.k) + 1);
                 goes_on = if many { f.n + f.m <= capacity } else { f.n != capacity };
             }
-            Instr::CheckDummy => goes_on = f.p != DUMMY,
+            Instr::CheckClosed => goes_on = f.p != CLOSED_REGION,
             Instr::StoreCell => store = Some((self.cell(s, f.p, f.k, f.n), f.v)),
             Instr::CopyIn => {
                 store = Some((self.cell(s, f.p, f.k, f.n + f.i), f.b[f.i as usize]));
@@ -214,8 +214,8 @@ impl Machine {
             Instr::Swap => {
                 s.drain(cpu);
                 f.d = s.mem[row];
-                s.mem[row] = DUMMY;
-                goes_on = f.d != DUMMY;
+                s.mem[row] = CLOSED_REGION;
+                goes_on = f.d != CLOSED_REGION;
                 if !goes_on {
                     seen = event::BUSY;
                     if matches!(self.scenario.mutant, Mutant::SharedSpare | Mutant::OwnSpares) {
@@ -272,7 +272,7 @@ impl Machine {
             }
             Instr::CloseRow(of) => {
                 s.drain(cpu);
-                let region = core::mem::replace(&mut s.mem[ROW + of as usize], DUMMY);
+                let region = core::mem::replace(&mut s.mem[ROW + of as usize], CLOSED_REGION);
                 *(if of == 0 { &mut f.d } else { &mut f.s }) = region;
             }
             Instr::ReopenRow(of) => {
@@ -408,7 +408,7 @@ impl Machine {
         if matches!(line.instr, Instr::StoreSpare | Instr::PutBack) {
             (f.d, f.s) = (NOTHING, NOTHING);
         }
-        if !goes_on && f.p == DUMMY {
+        if !goes_on && f.p == CLOSED_REGION {
             seen |= event::REFUSED;
         }
         *events |= seen;
@@ -473,8 +473,8 @@ impl Machine {
                 }
             }
         }
-        if [s.thr[forker].now.d, s.thr[forker].now.s].contains(&DUMMY) {
-            self.note(s, Flaw::SnapshotDummy);
+        if [s.thr[forker].now.d, s.thr[forker].now.s].contains(&CLOSED_REGION) {
+            self.note(s, Flaw::SnapshotClosed);
         }
         if s.mem[TAKERS] == 1 {
             self.note(s, Flaw::SnapshotLocked);

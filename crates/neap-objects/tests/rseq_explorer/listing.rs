@@ -76,7 +76,7 @@ fn words(instr: Instr, form: Form, is_of_many: bool) -> &'static [&'static str] 
         Instr::LoadCell if form == Form::OfMarked => &["load the cell at head - 1", "refuse if other != 1"],
         Instr::LoadCell => &["load the cell at head - 1", "refuse if cell = 0"],
         Instr::StoreCountDown => &["commit head := head - 1"],
-        Instr::CheckDummy => &["load mark", "refuse if mark = 0"],
+        Instr::CheckClosed => &["load mark", "refuse if mark = 0"],
         // The model has one capacity.
         Instr::StoreCapacity => &["load bottom", "load end", "commit end := max(bottom + n, end)"],
         Instr::CheckPlace => match form {

@@ -360,7 +360,7 @@ fn an_owner_ends_while_its_stacks_are_drained() {
 }
 
 #[test]
-fn a_cpu_with_dummy_for_good_uses_the_barn() {
+fn a_cpu_closed_for_good_uses_the_barn() {
     let actors = vec![worker("W1", &[SlowPush(2), SlowPop(0)]), worker("W2", &[Push(3)]), remote("T", &[Take(0, 1)])];
     let one = scenario("a CPU without a region, slow push and pop, push, take", &[1], &[], &[], actors);
     holds(Scenario { one_region: true, ..one }, PUSHED | POPPED | ACTIVATED | REFUSED | TOOK_OBJECT);

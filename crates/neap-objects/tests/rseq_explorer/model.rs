@@ -48,7 +48,7 @@ pub const NO_CPU: u8 = 15;
 /// Pointers to regions. A and B start as those of CPU 0 and 1, C is spare; D is spare in one
 /// variant.
 pub const NOTHING: u8 = 0;
-pub const DUMMY: u8 = 1;
+pub const CLOSED_REGION: u8 = 1;
 pub const A: u8 = 2;
 pub const B: u8 = 3;
 pub const C: u8 = 4;
@@ -91,7 +91,7 @@ pub fn word_of(side: Side, place: u8, phase: u8) -> usize {
 
 /// The word of a stack's count. Its capacity and its cells follow.
 pub fn count_of(region: u8, class: u8) -> usize {
-    REGION + (region - DUMMY) as usize * STRIDE + class as usize * STACK
+    REGION + (region - CLOSED_REGION) as usize * STRIDE + class as usize * STACK
 }
 
 /// A flaw that only a broken protocol has, noticed while a step is executed.
@@ -104,7 +104,7 @@ pub enum Flaw {
     ObjectTwice,
     OutOfBounds,
     SnapshotInFlight,
-    SnapshotDummy,
+    SnapshotClosed,
     SnapshotLocked,
     SnapshotLoses,
     UsedFreed,
@@ -121,7 +121,7 @@ pub mod event {
     pub const ABORT_SIGNAL: u32 = 1 << 6;
     pub const ABORT_FENCE: u32 = 1 << 7;
     pub const FENCE_DRAINED: u32 = 1 << 8;
-    /// A sequence was refused because it found DUMMY.
+    /// A sequence was refused because it found the closed region.
     pub const REFUSED: u32 = 1 << 9;
     pub const TOOK_OBJECT: u32 = 1 << 10;
     /// A taker copied an object of an unwanted class.
@@ -130,7 +130,7 @@ pub mod event {
     /// A taker used a region as its spare that had been a CPU's.
     pub const REUSED: u32 = 1 << 13;
     pub const BUSY: u32 = 1 << 14;
-    /// A sequence was refused because it found DUMMY, while fork had the rows.
+    /// A sequence was refused because it found the closed region, while fork had the rows.
     pub const CLOSED_OUT: u32 = 1 << 15;
     pub const SNAPSHOT: u32 = 1 << 16;
     /// A thread came to the gate and found it closed.
@@ -160,7 +160,7 @@ pub const CHARGED: usize = SPARE;
 /// on, is above the number.
 pub const PAYERS: u8 = 2;
 pub const MOST: u8 = 3;
-/// DUMMY's word: no payer's.
+/// The closed region's word: no payer's.
 pub const NOBODYS: u8 = 15;
 
 /// The word of a region's stock.
@@ -231,8 +231,8 @@ pub struct Scenario {
     pub capacity: u8,
     /// Whether A and B start without room, as after a take.
     pub drained: bool,
-    /// CPU 1 has no region: its row is DUMMY for good. For readers: it has no words and is never
-    /// fenced.
+    /// CPU 1 has no region: its row leads to the closed region for good. For readers: it has no
+    /// words and is never fenced.
     pub one_region: bool,
     pub fence_may_fail: bool,
     pub mutant: Mutant,
@@ -376,7 +376,7 @@ impl State {
             ObjectTwice,
             OutOfBounds,
             SnapshotInFlight,
-            SnapshotDummy,
+            SnapshotClosed,
             SnapshotLocked,
             SnapshotLoses,
             UsedFreed,

@@ -114,11 +114,11 @@ fn two_takers_share_the_spare_region() {
 }
 
 #[test]
-fn two_takers_with_own_spares_need_no_mutex_but_check_dummy() {
+fn two_takers_with_own_spares_need_no_mutex_but_check_closed() {
     for fence_may_fail in [true, false] {
         let takers = Scenario { fence_may_fail, ..two_takers(0) };
         holds(Scenario { mutant: OwnSpares, ..takers.clone() }, event::BUSY | event::TOOK_OBJECT);
-        mutant(takers, IgnoreDummy, "0 places");
+        mutant(takers, IgnoreClosed, "0 places");
     }
 }
 
@@ -185,19 +185,19 @@ fn count_stored_before_many_cells_are_read() {
 
 #[test]
 fn cell_stored_before_the_check() {
-    mutant(push_take(), StoreBeforeCheck, "DUMMY was written to");
+    mutant(push_take(), StoreBeforeCheck, "CLOSED_REGION was written to");
     let full = scenario("push", &[1, 3], &[], &[], vec![worker("W1", &[Push(2)])]);
     mutant(full, StoreBeforeCheck, "outside the stack");
 }
 
 #[test]
-fn capacity_given_to_dummy() {
-    // DUMMY then has room, and takes the object that was refused.
+fn capacity_given_to_closed_region() {
+    // The closed region then has room, and takes the object that was refused.
     let actors = vec![worker("W1", &[SlowPush(2)]), remote("T", &[Take(0, 1)])];
-    mutant(scenario("slow push, take", &[1], &[], &[], actors), CapacityOnDummy, "0 places");
-    // No taker is needed if a CPU always has DUMMY and a thread passes through it.
+    mutant(scenario("slow push, take", &[1], &[], &[], actors), CapacityOnClosed, "0 places");
+    // No taker is needed if a CPU always has the closed region and a thread passes through it.
     let right = scenario("slow push, a CPU without a region", &[1, 3], &[], &[], vec![worker("W1", &[SlowPush(2)])]);
-    mutant(Scenario { one_region: true, ..right }, CapacityOnDummy, "0 places");
+    mutant(Scenario { one_region: true, ..right }, CapacityOnClosed, "0 places");
 }
 
 #[test]

@@ -9,11 +9,11 @@
 //! pointers to cells: head, bottom and end. Bottom never changes; head and end change where count
 //! and capacity do here. A real pop learns from the null below the lowest cell that the count is 0.
 //!
-//! A table `row` has one pointer a CPU, to that CPU's region. DUMMY is a region that is never
-//! written to. It has no room and no objects, so its stacks refuse everything. The table also has
-//! DUMMY for the ids of unregistered threads and for CPUs that came late, so no sequence compares
-//! the CPU id with anything. A stack of capacity 0 refuses everything, too: it has not been used,
-//! or not since it was taken.
+//! A table `row` has one pointer a CPU, to that CPU's region. The closed region is never written
+//! to. It has no room and no objects, so its stacks refuse everything. The table also has the
+//! closed region for the ids of unregistered threads and for CPUs that came late, so no sequence
+//! compares the CPU id with anything. A stack of capacity 0 refuses everything, too: it has not
+//! been used, or not since it was taken.
 //!
 //! Push:
 //! 1. Arm (`rseq_cs` := descriptor).
@@ -30,8 +30,9 @@
 //! and to private memory before the one commit, all or none. Copies in private memory of an aborted
 //! pop mean nothing.
 //!
-//! Set capacity: 1 to 3 as above. 4. Refused if the region is DUMMY, which has a mark for that. 5.
-//! COMMIT: store the capacity. It checks for DUMMY itself, because it checks nothing else.
+//! Set capacity: 1 to 3 as above. 4. Refused if the region is the closed region, which has a mark
+//! for that. 5. COMMIT: store the capacity. It checks for the closed region itself, because it
+//! checks nothing else.
 //!
 //! Refused push: pop half a stack into the barn. If that is refused, too, the stack has no room, so
 //! set its capacity. Push again; if that is refused, the object goes to the barn. Refused pop: take
@@ -42,7 +43,7 @@
 //!
 //! Take, from any thread:
 //! 1. Lock the takers' mutex; a spare region, all zeroes, comes with it.
-//! 2. Swap the row for DUMMY.
+//! 2. Swap the row for the closed region.
 //! 3. Fence that CPU: its stores become visible, and a sequence that runs there is aborted.
 //! 4. The old region is the taker's: copy the stacks that are not wanted to the spare one.
 //! 5. Store the spare region in the row.
@@ -59,7 +60,7 @@
 //! Fork:
 //! 1. Close the gate, full barrier.
 //! 2. Wait until no thread is inside.
-//! 3. Swap every row for DUMMY.
+//! 3. Swap every row for the closed region.
 //! 4. Fence every CPU.
 //! 5. Now no sequence can commit: the memory may be copied.
 //! 6. Store the rows again, open the gate.
@@ -88,8 +89,8 @@
 //!
 //! # Stocks (`neap-groups/src/stock.rs`)
 //!
-//! A region has one word: the payer, and the bytes stocked for it. DUMMY's word is above every
-//! number under every payer.
+//! A region has one word: the payer, and the bytes stocked for it. The closed region's word is
+//! above every number under every payer.
 //!
 //! Charge: a sequence, 1 to 3 as above. 4. Load the word. 5. Refused unless it is of this payer and
 //! has some. 6. COMMIT: store it with less. Refused: add to the payer's counter by a locked
@@ -134,12 +135,13 @@ pub enum Mutant {
     NoSwap,
     /// The taker leaves counts and capacities in the old region.
     SpareNotZeroed,
-    /// No mutex: takers share the spare region and give up if they find DUMMY.
+    /// No mutex: takers share the spare region and give up if they find the closed region.
     SharedSpare,
-    /// Right: no mutex, each taker has a spare region of its own and gives up if it finds DUMMY.
+    /// Right: no mutex, each taker has a spare region of its own and gives up if it finds the
+    /// closed region.
     OwnSpares,
-    /// `OwnSpares`, but a taker treats DUMMY like any region that it found.
-    IgnoreDummy,
+    /// `OwnSpares`, but a taker treats the closed region like any region that it found.
+    IgnoreClosed,
     /// The sequences never store `rseq_cs`, so the kernel aborts nothing.
     NoArm,
     /// One instruction lies between the store to `rseq_cs` and START.
@@ -150,8 +152,8 @@ pub enum Mutant {
     CountFirst,
     /// Push stores the object above the count before it checks whether there is room.
     StoreBeforeCheck,
-    /// Set capacity does not check for DUMMY.
-    CapacityOnDummy,
+    /// Set capacity does not check for the closed region.
+    CapacityOnClosed,
     /// Set capacity is a plain store outside any sequence.
     CapacityOutsideSequence,
     /// Fork closes the rows but does not fence.
@@ -181,8 +183,8 @@ pub enum Mutant {
     SharedWords,
     /// Readers count out before they have looked.
     LeaveFirst,
-    /// DUMMY's word is that of an empty stock.
-    DummyOfZeroes,
+    /// The closed region's word is that of an empty stock.
+    ClosedWordOfZeroes,
     /// The stocking thread does not check whether the word has changed.
     StockBlindly,
     /// The taker stores the spare region in the row by a plain store. Right on x86-64.
@@ -270,7 +272,7 @@ pub enum Instr {
     StoreCountDown,
     /// Loads the count again and stores one more than it is then, by one instruction.
     CountUp,
-    CheckDummy,
+    CheckClosed,
     StoreCapacity,
     BarnPutOne,
     BarnPutMany,
@@ -351,13 +353,13 @@ pub const SEQ: u8 = 1;
 pub const SHUT: u8 = 2;
 /// This line's store is the commit.
 pub const COMMIT: u8 = 4;
-/// The row holds this thread's DUMMY.
+/// The row holds the closed region, which this thread stored.
 pub const DETACHED: u8 = 8;
 /// The fence succeeded: the taken region is the taker's.
 pub const FENCED: u8 = 16;
 /// The spare region is in the row; of the taken one only the wanted classes count.
 pub const PUBLISHED: u8 = 32;
-/// Every row is DUMMY and fenced: no commit may happen.
+/// Every row leads to the closed region and is fenced: no commit may happen.
 pub const CLOSED: u8 = 64;
 
 /// The change of the objects that the thread holds, besides the line's memory access.

@@ -169,7 +169,7 @@ fn word_name(machine: &Machine, word: usize) -> String {
         PHASE.. if machine.scenario.reads() => count_name(word),
         SPARE..TAKERS if machine.scenario.stocks() => format!("charged[{}]", word - CHARGED),
         REGION.. if machine.scenario.stocks() => {
-            format!("{}.word", region_name(DUMMY + ((word - REGION) / STRIDE) as u8))
+            format!("{}.word", region_name(CLOSED_REGION + ((word - REGION) / STRIDE) as u8))
         }
         ROW..SPARE => format!("row[{}]", word - ROW),
         SPARE..TAKERS => "spare".to_string(),
@@ -177,7 +177,7 @@ fn word_name(machine: &Machine, word: usize) -> String {
         GATE => "gate".to_string(),
         INSIDE => "inside".to_string(),
         _ => {
-            let region = DUMMY + ((word - REGION) / STRIDE) as u8;
+            let region = CLOSED_REGION + ((word - REGION) / STRIDE) as u8;
             let from = |class: &u8| word >= count_of(region, *class);
             let class = (0..machine.scenario.classes()).rfind(from).expect("a region has a class");
             let name = format!("{}.{class}", region_name(region));

@@ -56,7 +56,8 @@ impl Machine {
             (s.mem[OBJECT], s.mem[ALIVE]) = (1, 1);
         }
         if self.scenario.stocks() {
-            s.mem[stock_of(DUMMY)] = if self.scenario.mutant == Mutant::DummyOfZeroes { 0 } else { NOBODYS };
+            s.mem[stock_of(CLOSED_REGION)] =
+                if self.scenario.mutant == Mutant::ClosedWordOfZeroes { 0 } else { NOBODYS };
             for (row, (region, stacks)) in (A..).zip(&self.scenario.stacks).enumerate() {
                 let number = stacks[0].len() as u8;
                 s.mem[ROW + row] = region;
@@ -67,7 +68,7 @@ impl Machine {
         let stacks = (A..).zip(&self.scenario.stacks).filter(|_| !self.scenario.reads() && !self.scenario.stocks());
         for (row, (region, stacks)) in stacks.enumerate() {
             if region == B && self.scenario.one_region {
-                s.mem[ROW + row] = DUMMY;
+                s.mem[ROW + row] = CLOSED_REGION;
                 break;
             }
             s.mem[ROW + row] = region;
@@ -98,7 +99,7 @@ impl Machine {
 
     /// Number of spare regions.
     pub fn spares(&self) -> usize {
-        if matches!(self.scenario.mutant, Mutant::OwnSpares | Mutant::IgnoreDummy) { 2 } else { 1 }
+        if matches!(self.scenario.mutant, Mutant::OwnSpares | Mutant::IgnoreClosed) { 2 } else { 1 }
     }
 
     /// The word with a taker's spare region.
