@@ -7,10 +7,10 @@
 //! other is for *guests*: objects with another home. Threads take guests off their stack in batches
 //! only. All stacks of a CPU lie in one *region*. A table holds one pointer to a region for every
 //! CPU that the kernel could name, and for the ids -1 and -2 of threads that are not registered for
-//! rseq. A CPU gets its region when one of its stacks first gets room ([`CpuCaches::widen`]). Until
-//! then the CPU's table entry points to the *closed region*, which has neither room nor objects.
-//! The CPU's lock holds 0, no thread writes to the memory of the region, and walks over CPUs skip
-//! the CPU. A CPU's slots are of one of two kinds:
+//! rseq. A CPU gets its region when one of its stacks first gets room
+//! ([`CpuCaches::raise_capacity`]). Until then the CPU's table entry points to the *closed region*,
+//! which has neither room nor objects. The CPU's lock holds 0, no thread writes to the memory of
+//! the region, and walks over CPUs skip the CPU. A CPU's slots are of one of two kinds:
 //!
 //! * **Rseq**: the restartable sequences of `neap_os::rseq` work on the stacks, without a lock or a
 //!   locked instruction.
@@ -410,7 +410,7 @@ impl CpuCaches {
     }
 
     /// Pushes all objects of a strided run onto a stack of this CPU, or none.
-    pub fn push_progression<P: Platform>(&self, platform: &P, stack: StackId, objects: &StridedRun) -> Attempt<()> {
+    pub fn push_strided_run<P: Platform>(&self, platform: &P, stack: StackId, objects: &StridedRun) -> Attempt<()> {
         let (step, count) = (objects.step as isize, objects.length as usize);
         if count == 0 {
             return Attempt::Done(());
@@ -418,7 +418,7 @@ impl CpuCaches {
         // SAFETY: on Rseq CPUs the table holds the registered offset. Its entries are regions or
         // the closed region, which have a stack at `place` until `close`. The run has at least one
         // object, and no object is at null.
-        let sequence = |place| ((), unsafe { rseq::push_progression(self.table(), place, objects.first, step, count) });
+        let sequence = |place| ((), unsafe { rseq::push_strided_run(self.table(), place, objects.first, step, count) });
         self.attempt(platform, stack, sequence, |stack| stack.push_each(count, |n| objects.at(n)))
     }
 
@@ -435,13 +435,13 @@ impl CpuCaches {
     /// Gives a stack of this CPU room for `objects` objects if it has less. A stack has no room
     /// before its first use, and after a taker has taken it. The first call on a CPU makes the
     /// CPU's region.
-    pub fn widen<P: Platform>(&self, platform: &P, stack: StackId, objects: u32) -> Attempt<()> {
+    pub fn raise_capacity<P: Platform>(&self, platform: &P, stack: StackId, objects: u32) -> Attempt<()> {
         self.begin(platform, platform.cpu());
         let capacity = objects.min(stack.capacity());
         // SAFETY: on Rseq CPUs the table holds the registered offset. Its entries are regions or
         // the closed region, which have a stack at `place` until `close`. A region has
         // `stack.capacity()` cells for the stack, and the closed region's mark refuses.
-        let sequence = |place| ((), unsafe { rseq::widen(self.table(), place, capacity) });
+        let sequence = |place| ((), unsafe { rseq::raise_capacity(self.table(), place, capacity) });
         self.attempt(platform, stack, sequence, |stack| {
             let end = stack.0.bottom.load(Ordering::Relaxed).wrapping_add(capacity as usize);
             stack.0.end.store(end.max(stack.0.end.load(Ordering::Relaxed)), Ordering::Relaxed);
@@ -452,7 +452,7 @@ impl CpuCaches {
     /// Takes the objects of the `wanted` classes from `cpu`'s stacks, and passes them to `each` by
     /// class. Any thread may call this. The call issues at most one fence. Returns `false` and
     /// changes nothing if the CPU was skipped.
-    pub fn take<P: Platform>(
+    pub fn drain_cpu<P: Platform>(
         &self,
         platform: &P,
         cpu: usize,
@@ -506,13 +506,13 @@ impl CpuCaches {
 
     /// Reads the state of a CPU's stacks of a class while the CPU's threads may change them. The
     /// result is for statistics, and for comparison with a later result.
-    pub fn peek<P: Platform>(&self, platform: &P, cpu: usize, class: Class) -> Peek {
+    pub fn snapshot<P: Platform>(&self, platform: &P, cpu: usize, class: Class) -> StackSnapshot {
         let Some(region) = self.region(platform, cpu) else {
-            return Peek { active: true, ..Peek::default() };
+            return StackSnapshot { active: true, ..StackSnapshot::default() };
         };
         let [home, guests] =
-            [StackId::home(class), StackId::guests(class)].map(|id| CpuCaches::glance(stack(region, id), id));
-        Peek {
+            [StackId::home(class), StackId::guests(class)].map(|id| CpuCaches::snapshot_stack(stack(region, id), id));
+        StackSnapshot {
             count: home.count + guests.count,
             active: home.active || guests.active,
             top: home.top ^ guests.top.rotate_left(1),
@@ -528,7 +528,7 @@ impl CpuCaches {
         if self.kind(platform, cpu) == CacheMode::Atomic {
             return self.lock(cpu).try_lock().map(|region| *region);
         }
-        Some(self.pointer(cpu).load(Ordering::Acquire).addr()) // Pairs with the Release in `take` and `begin`.
+        Some(self.pointer(cpu).load(Ordering::Acquire).addr()) // Pairs with the Release in `drain_cpu` and `begin`.
     }
 
     /// A stack of a CPU, for reads only; a stack of the closed region if the CPU's region is not
@@ -545,7 +545,7 @@ impl CpuCaches {
         (end.saturating_sub(bottom) / size_of::<usize>()) as u32
     }
 
-    fn glance(stack: &Stack, id: StackId) -> Peek {
+    fn snapshot_stack(stack: &Stack, id: StackId) -> StackSnapshot {
         let (head, bottom) = (stack.head.load(Ordering::Relaxed), stack.bottom.load(Ordering::Relaxed));
         let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
         let top = (if count == 0 { bottom } else { head.wrapping_sub(1) }).cast::<AtomicPtr<u8>>();
@@ -554,12 +554,12 @@ impl CpuCaches {
         // SAFETY: `bottom` and the cell below `head` lie in a region, and regions stay mapped until
         // `close`. Any value of a cell will do.
         let top = if active { unsafe { (*top).load(Ordering::Relaxed) }.addr() } else { 0 };
-        Peek { count: (count as u32).min(id.capacity()), active, top }
+        StackSnapshot { count: (count as u32).min(id.capacity()), active, top }
     }
 
     /// Estimates the number of objects in a stack of `cpu`, which the CPU's threads may change.
     pub fn count<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> usize {
-        CpuCaches::glance(self.stack(platform, cpu, id), id).count as usize
+        CpuCaches::snapshot_stack(self.stack(platform, cpu, id), id).count as usize
     }
 
     /// Calls `each` with the objects in cells of a stack of `cpu`. The CPU's threads may change the
@@ -599,13 +599,14 @@ impl CpuCaches {
 pub struct FenceCounts {
     /// Fences issued.
     pub fences: u32,
-    /// Calls of [`CpuCaches::take`] that skipped the CPU: its lock was held, or the fence failed.
+    /// Calls of [`CpuCaches::drain_cpu`] that skipped the CPU: its lock was held, or the fence
+    /// failed.
     pub skipped: u32,
 }
 
-/// The state of a CPU's two stacks of a class.
+/// The state of one stack of a CPU, or of both stacks of a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Peek {
+pub struct StackSnapshot {
     /// Number of objects in the stacks.
     pub count: u32,
     /// Whether a stack has room for objects.

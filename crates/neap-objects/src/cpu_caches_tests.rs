@@ -5,7 +5,7 @@
 //! time. The Atomic kind alone is tested on a virtual machine. Both kinds together need the real
 //! system with restartable sequences and two CPUs.
 
-use crate::cpu_caches::{CpuCaches, Peek};
+use crate::cpu_caches::{CpuCaches, StackSnapshot};
 use crate::instance::{CONFIG, Opened, machine};
 use crate::region::{StackId, at, closed_region_cell};
 use crate::size_class::Class;
@@ -111,7 +111,7 @@ fn sequences_are_closed_though_an_atomic_stack_stays_held() {
 fn what_is_not_null_below_a_stack_is_found() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
     o.cpu_caches.begin(&o.platform, 1);
-    assert!(o.cpu_caches.take(&o.platform, 1, |_| true, |_, _| unreachable!("nothing is in it")));
+    assert!(o.cpu_caches.drain_cpu(&o.platform, 1, |_| true, |_, _| unreachable!("nothing is in it")));
     // SAFETY: the test has one thread.
     let regions = [*o.cpu_caches.spare.lock(), unsafe { o.cpu_caches.lock(1).peek() }];
     let cells = regions.into_iter().flat_map(|region| StackId::all().map(move |id| (id, id.cells(region))));
@@ -134,16 +134,16 @@ fn what_is_not_null_below_a_stack_is_found() {
 #[test]
 fn a_held_atomic_stack_counts_as_in_use() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
-    let looks = || Class::all().map(|class| o.cpu_caches.peek(&o.platform, 1, class)).collect::<Vec<_>>();
-    let nothing = looks().iter().map(|_| Peek::default()).collect::<Vec<_>>();
+    let looks = || Class::all().map(|class| o.cpu_caches.snapshot(&o.platform, 1, class)).collect::<Vec<_>>();
+    let nothing = looks().iter().map(|_| StackSnapshot::default()).collect::<Vec<_>>();
     assert_eq!(looks(), nothing, "never used");
     o.cpu_caches.begin(&o.platform, 1);
     assert_eq!(looks(), nothing, "without room");
     let holder = o.cpu_caches.lock(1).try_lock().unwrap();
-    assert!(looks().iter().all(|peek| peek.active && peek.count == 0));
-    assert!(!o.cpu_caches.peek(&o.platform, 0, Class(1)).active, "of another CPU");
+    assert!(looks().iter().all(|seen| seen.active && seen.count == 0));
+    assert!(!o.cpu_caches.snapshot(&o.platform, 0, Class(1)).active, "of another CPU");
     drop(holder);
-    assert!(looks().iter().all(|peek| !peek.active));
+    assert!(looks().iter().all(|seen| !seen.active));
 }
 
 /// Resident bytes of the slots' mapping.
@@ -165,7 +165,7 @@ fn unused_cpus_have_no_memory_and_no_part_in_fork() {
         o.cpu_caches.open_table(&o.platform);
         o.give(class, object);
         (0..cpus).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true).is_some()));
-        Class::all().for_each(|class| (0..cpus).for_each(|cpu| _ = o.cpu_caches.peek(&o.platform, cpu, class)));
+        Class::all().for_each(|class| (0..cpus).for_each(|cpu| _ = o.cpu_caches.snapshot(&o.platform, cpu, class)));
         o.prove();
         (opened, resident(&o.cpu_caches))
     };

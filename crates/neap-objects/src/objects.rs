@@ -508,7 +508,7 @@ impl<P: Platform> Objects<P> {
     /// Returns the number of objects; `None` if the CPU was skipped.
     pub fn drain_cpu(&self, cpu: usize, wanted: impl Fn(Class) -> bool) -> Option<u64> {
         let mut count = 0;
-        let taken = self.cpu_caches.take(&self.platform, cpu, wanted, |class, objects| {
+        let taken = self.cpu_caches.drain_cpu(&self.platform, cpu, wanted, |class, objects| {
             count += objects.len() as u64;
             self.flush(class, objects);
         });

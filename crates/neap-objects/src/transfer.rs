@@ -62,7 +62,7 @@ impl<P: Platform> Objects<P> {
             (streak, empty)
         };
         if streak >= LONG && full.length() > 0 && room < stack.capacity() {
-            let _ = self.cpu_caches.widen(&self.platform, stack, room + stack.first_capacity());
+            let _ = self.cpu_caches.raise_capacity(&self.platform, stack, room + stack.first_capacity());
         }
         let mut object = None;
         while let Some(mut sheaf) = full.pop() {
@@ -97,14 +97,14 @@ impl<P: Platform> Objects<P> {
     fn unload(&self, class: Class, sheaf: &mut Sheaf) {
         let stack = StackId::home(class);
         let push = |sheaf: &Sheaf| match sheaf.strided_runs().next() {
-            Some(lowest) => self.cpu_caches.push_progression(&self.platform, stack, &lowest),
+            Some(lowest) => self.cpu_caches.push_strided_run(&self.platform, stack, &lowest),
             None => self.cpu_caches.push_many(&self.platform, stack, sheaf.cells()),
         };
         while !sheaf.is_empty() {
             let mut moved = push(sheaf);
             if moved == Attempt::Refused {
                 // A drain took the stack, or no thread has used it yet.
-                let _ = self.cpu_caches.widen(&self.platform, stack, stack.first_capacity());
+                let _ = self.cpu_caches.raise_capacity(&self.platform, stack, stack.first_capacity());
                 moved = push(sheaf);
             }
             match moved {
@@ -274,7 +274,7 @@ impl<P: Platform> Objects<P> {
         if !filled {
             // A stack that is not full and refuses was taken by a drain, or never used. Give it
             // room.
-            let _ = self.cpu_caches.widen(&self.platform, stack, stack.first_capacity());
+            let _ = self.cpu_caches.raise_capacity(&self.platform, stack, stack.first_capacity());
         }
         filled
     }

@@ -62,7 +62,7 @@ mod words;
 pub use leaving::{Left, enter, leave};
 pub use own_areas::OwnAreas;
 pub use registration::{cpu_at, current_cpu, has_instructions, is_registered, may_register, registered_offset};
-pub use stacks::{pop, pop_many, push, push_many, push_progression, widen};
+pub use stacks::{pop, pop_many, push, push_many, push_strided_run, raise_capacity};
 pub use words::{Counted, add, alter, count, count_one};
 
 /// A stack in a region. Its cells are pointers and lie in the same region.

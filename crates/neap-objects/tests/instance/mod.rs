@@ -163,7 +163,7 @@ impl<P: Platform> Opened<P> {
 
     /// Number of objects in the stacks of a CPU.
     pub(crate) fn stacked(&self, cpu: usize, class: Class) -> u32 {
-        self.cpu_caches.peek(&self.platform, cpu, class).count
+        self.cpu_caches.snapshot(&self.platform, cpu, class).count
     }
 
     /// Number of full and of empty sheaves in the barn of a class.

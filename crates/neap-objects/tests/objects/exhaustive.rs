@@ -91,17 +91,17 @@ impl World {
     /// The state, as counts.
     fn state(&self) -> [u64; 9] {
         let (o, census) = (&self.o, self.o.prove());
-        let peek = |cpu| o.cpu_caches.peek(&o.platform, cpu, CLASS);
+        let snapshot = |cpu| o.cpu_caches.snapshot(&o.platform, cpu, CLASS);
         let (full, empty) = o.barn(CLASS);
         let in_barn = o.caches[CLASS.index()].lock().full.objects();
         assert_eq!(census.allocated as usize, self.held.len());
         assert_eq!(census.sheaves, u64::from(full + empty));
         [
             self.held.len() as u64,
-            peek(0).count.into(),
-            peek(1).count.into(),
-            peek(0).active.into(),
-            peek(1).active.into(),
+            snapshot(0).count.into(),
+            snapshot(1).count.into(),
+            snapshot(0).active.into(),
+            snapshot(1).active.into(),
             full.into(),
             in_barn,
             empty.into(),

@@ -58,7 +58,7 @@ pub unsafe fn push_many(table: &SequenceTable, place: usize, from: &[*mut u8]) -
 /// # Safety
 /// As for [`pop`]. `count` is at least 1, and no pointer is null.
 #[inline]
-pub unsafe fn push_progression(
+pub unsafe fn push_strided_run(
     table: &SequenceTable,
     place: usize,
     value: *mut u8,
@@ -66,8 +66,8 @@ pub unsafe fn push_progression(
     count: usize,
 ) -> SequenceResult {
     // SAFETY: the caller meets the requirements above, which are also those of
-    // `stacks::push_progression`.
-    unsafe { stacks::push_progression(table, place, value, step, count) }
+    // `stacks::push_strided_run`.
+    unsafe { stacks::push_strided_run(table, place, value, step, count) }
 }
 
 /// Raises the capacity of this CPU's stack at `place` to `capacity` cells, if it is lower. Refuses
@@ -76,9 +76,10 @@ pub unsafe fn push_progression(
 /// # Safety
 /// As for [`pop`]. The region has `capacity` cells for the stack.
 #[inline]
-pub unsafe fn widen(table: &SequenceTable, place: usize, capacity: u32) -> SequenceResult {
-    // SAFETY: the caller meets the requirements above, which are also those of `stacks::widen`.
-    unsafe { stacks::widen(table, place, capacity) }
+pub unsafe fn raise_capacity(table: &SequenceTable, place: usize, capacity: u32) -> SequenceResult {
+    // SAFETY: the caller meets the requirements above, which are also those of
+    // `stacks::raise_capacity`.
+    unsafe { stacks::raise_capacity(table, place, capacity) }
 }
 
 #[cfg(test)]
@@ -224,7 +225,7 @@ mod tests {
         // uses them.
         unsafe {
             let progression =
-                |first, step, count| settled(|| push_progression(&table, STACK, pointer(first), step, count));
+                |first, step, count| settled(|| push_strided_run(&table, STACK, pointer(first), step, count));
             assert_eq!(progression(48, 16, 5), SequenceResult::Refused);
             assert_eq!(progression(48, 16, 3), SequenceResult::Committed);
             assert_eq!(progression(7, 1, 2), SequenceResult::Refused);
@@ -238,8 +239,8 @@ mod tests {
 
     /// Eight threads push and pop on the CPUs that they run on. Another thread interrupts them by
     /// fences. In the end, the stacks hold as many pointers as were pushed and not popped. If
-    /// fences work, `push_progression`, `pop_many`, `push_many` and `widen` must each be aborted at
-    /// least once. The threads stop after that.
+    /// fences work, `push_strided_run`, `pop_many`, `push_many` and `raise_capacity` must each be
+    /// aborted at least once. The threads stop after that.
     #[test]
     fn no_object_is_lost_between_threads() {
         const CELLS: usize = 64;
@@ -274,11 +275,11 @@ mod tests {
                     left += isize::from(push(&table, FULL, ELSEWHERE, pointer(1)) == SequenceResult::Committed);
                     left -= isize::from(!pop(&table, STACK).is_null());
                     if round % 16 == 0 {
-                        left += moved(0, push_progression(&table, STACK, pointer(8), 8, 7), 7);
+                        left += moved(0, push_strided_run(&table, STACK, pointer(8), 8, 7), 7);
                         left -= moved(1, pop_many(&table, STACK, &mut [pointer(0); 7]), 7);
                         left += moved(2, push_many(&table, STACK, &[pointer(1); 7]), 7);
                         left -= moved(1, pop_many(&table, STACK, &mut [pointer(0); 7]), 7);
-                        moved(3, widen(&table, STACK, 1), 0);
+                        moved(3, raise_capacity(&table, STACK, 1), 0);
                         if round > 2_000_000 && (!fenced || all_aborted()) {
                             break;
                         }
@@ -306,17 +307,17 @@ mod tests {
         region.writable = 0;
         // SAFETY: the table and its one region live to the end of the test, and only this thread
         // uses them.
-        assert_eq!(settled(|| unsafe { widen(&table, STACK, 1) }), SequenceResult::Refused);
+        assert_eq!(settled(|| unsafe { raise_capacity(&table, STACK, 1) }), SequenceResult::Refused);
         region.writable = 1;
         // SAFETY: the table and its one region live to the end of the test, and only this thread
         // uses them.
         unsafe {
             assert_eq!(push_guest(&table, 1), SequenceResult::Refused);
-            assert_eq!(settled(|| widen(&table, STACK, 1)), SequenceResult::Committed);
+            assert_eq!(settled(|| raise_capacity(&table, STACK, 1)), SequenceResult::Committed);
             assert_eq!(push_guest(&table, 1), SequenceResult::Committed);
             assert_eq!(push_guest(&table, 2), SequenceResult::Refused);
-            assert_eq!(settled(|| widen(&table, STACK, 3)), SequenceResult::Committed);
-            assert_eq!(settled(|| widen(&table, STACK, 2)), SequenceResult::Committed);
+            assert_eq!(settled(|| raise_capacity(&table, STACK, 3)), SequenceResult::Committed);
+            assert_eq!(settled(|| raise_capacity(&table, STACK, 2)), SequenceResult::Committed);
             assert_eq!(
                 [2, 3, 4].map(|value| push_guest(&table, value)),
                 [SequenceResult::Committed, SequenceResult::Committed, SequenceResult::Refused]

@@ -151,9 +151,9 @@ impl<P: Platform> Core<P> {
     pub(crate) fn cached_on(&self, cpu: usize) -> CachedOn {
         let mut cached = CachedOn::default();
         for class in Class::all() {
-            let peek = self.objects.cpu_caches.peek(&self.objects.platform, cpu, class);
-            cached.bytes += u64::from(peek.count) * class.size() as u64;
-            cached.stacks += u32::from(peek.active);
+            let snapshot = self.objects.cpu_caches.snapshot(&self.objects.platform, cpu, class);
+            cached.bytes += u64::from(snapshot.count) * class.size() as u64;
+            cached.stacks += u32::from(snapshot.active);
         }
         cached
     }
@@ -163,7 +163,7 @@ impl<P: Platform> Core<P> {
         let objects = &self.objects;
         let mut in_slots = 0;
         for cpu in objects.cpu_caches.used().iter() {
-            in_slots += u64::from(objects.cpu_caches.peek(&objects.platform, cpu, class).count);
+            in_slots += u64::from(objects.cpu_caches.snapshot(&objects.platform, cpu, class).count);
         }
         let (mut slabs, mut holes, mut in_slabs, mut in_barn) = (0, 0, 0, 0);
         for cache in objects.caches_of(class) {

@@ -152,7 +152,7 @@ impl<P: Platform> Core<P> {
 
     /// Approximate number of objects in the stacks of a CPU.
     fn in_stacks(&self, cpu: usize) -> u64 {
-        let count = |class| u64::from(self.objects.cpu_caches.peek(&self.objects.platform, cpu, class).count);
+        let count = |class| u64::from(self.objects.cpu_caches.snapshot(&self.objects.platform, cpu, class).count);
         Class::all().map(count).sum()
     }
 

@@ -157,7 +157,7 @@ impl<P: Platform> Core<P> {
             let mut idle = [false; CLASSES];
             let (mut any, mut active) = (false, false);
             for class in Class::all() {
-                let now = self.objects.cpu_caches.peek(&self.objects.platform, cpu, class);
+                let now = self.objects.cpu_caches.snapshot(&self.objects.platform, cpu, class);
                 active |= now.active;
                 idle[class.index()] = seen.is_idle(cpu, class, now);
                 any |= idle[class.index()];

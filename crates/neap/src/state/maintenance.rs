@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
 use neap_base::platform::{Errno, Platform};
-use neap_objects::cpu_caches::Peek;
+use neap_objects::cpu_caches::StackSnapshot;
 use neap_objects::size_class::{CLASSES, Class};
 
 /// The state of maintenance.
@@ -28,14 +28,14 @@ pub(crate) struct Maintenance {
     /// Bytes in use after the last tick that released memory because of `high`; `u64::MAX` before
     /// the first.
     pub(crate) high_use: AtomicU64,
-    /// Address of the [`Peek`]s, for readers that do not take the mutex. A tick holds the mutex for
-    /// long.
+    /// Address of the [`StackSnapshot`]s, for readers that do not take the mutex. A tick holds the
+    /// mutex for long.
     pub(crate) memory: usize,
-    /// The stacks of each CPU and class at the last tick: a [`Peek`] for each slot.
+    /// The stacks of each CPU and class at the last tick: a [`StackSnapshot`] for each slot.
     pub(crate) seen: Mutex<Seen>,
 }
 
-/// Memory of the [`Peek`]s.
+/// Memory of the [`StackSnapshot`]s.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) memory: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Seen {
 
 impl Maintenance {
     pub(crate) fn open<P: Platform>(platform: &P) -> Result<Maintenance, Errno> {
-        let length = platform.cpus() * CLASSES * size_of::<Peek>();
+        let length = platform.cpus() * CLASSES * size_of::<StackSnapshot>();
         let memory = platform.map(length.next_multiple_of(platform.page_size()))?;
         Ok(Maintenance {
             ticks: AtomicU64::new(0),
@@ -76,7 +76,7 @@ impl Maintenance {
 
     /// Address and length of the memory that [`Maintenance::open`] mapped.
     pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> (usize, usize) {
-        let length = platform.cpus() * CLASSES * size_of::<Peek>();
+        let length = platform.cpus() * CLASSES * size_of::<StackSnapshot>();
         (self.memory, length.next_multiple_of(platform.page_size()))
     }
 
@@ -89,11 +89,11 @@ impl Maintenance {
 impl Seen {
     /// Stores the state of a CPU's stacks of a class. Returns whether the state is the one of the
     /// last tick, and a stack has capacity.
-    pub(crate) fn is_idle(&mut self, cpu: usize, class: Class, now: Peek) -> bool {
-        let entry =
-            core::ptr::with_exposed_provenance_mut::<Peek>(self.memory).wrapping_add(cpu * CLASSES + class.index());
-        // SAFETY: the mapping has an entry per CPU and class; zeroes are a valid `Peek`; the lock
-        // is held.
+    pub(crate) fn is_idle(&mut self, cpu: usize, class: Class, now: StackSnapshot) -> bool {
+        let entry = core::ptr::with_exposed_provenance_mut::<StackSnapshot>(self.memory)
+            .wrapping_add(cpu * CLASSES + class.index());
+        // SAFETY: the mapping has an entry per CPU and class; zeroes are a valid `StackSnapshot`;
+        // the lock is held.
         let before = unsafe { entry.replace(now) };
         before == now && now.active
     }

@@ -99,7 +99,7 @@ pub(crate) unsafe fn push_many(table: &SequenceTable, place: usize, from: &[*mut
 }
 
 #[inline]
-pub(crate) unsafe fn push_progression(
+pub(crate) unsafe fn push_strided_run(
     table: &SequenceTable,
     place: usize,
     value: *mut u8,
@@ -129,7 +129,7 @@ pub(crate) unsafe fn push_progression(
 }
 
 #[inline]
-pub(crate) unsafe fn widen(table: &SequenceTable, place: usize, capacity: u32) -> SequenceResult {
+pub(crate) unsafe fn raise_capacity(table: &SequenceTable, place: usize, capacity: u32) -> SequenceResult {
     // SAFETY: the caller promises a valid table and stack. The only store is the commit, into the
     // stack's `end`.
     unsafe {
