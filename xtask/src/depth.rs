@@ -40,7 +40,7 @@ const STATED: Stated<'static> = Stated {
         "core::fmt::",
     ],
     repeated: &[
-        // First for the stack of guests, then for that of objects at home.
+        // First for the remote stack, then for the local one.
         ("transfer::<impl neap_objects::objects::Objects<P>>::spill", 2),
         // Only one tick is due.
         ("after_per_cpu", 2),

@@ -152,7 +152,7 @@ impl<P: Platform> Objects<P> {
                     cache.full.look(core::mem::take(&mut starts), FLUSH_BATCH, see)
                 }) {}
                 for cpu in cpu_caches.used().iter() {
-                    for id in [StackId::home(class), StackId::guests(class)] {
+                    for id in [StackId::local(class), StackId::remote(class)] {
                         let mut from = 0;
                         while from < cpu_caches.count(platform, cpu, id) {
                             let cells = from..from + FLUSH_BATCH;

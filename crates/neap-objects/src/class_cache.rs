@@ -66,7 +66,7 @@ pub struct ClassCache {
     /// Number of holes: released pages of the class's slabs.
     pub holes: u64,
     /// The direction in which sheaves moved last, and the number of successive calls that moved
-    /// sheaves in this direction, less the [guests' sheaves](ClassCache::shorten_streak).
+    /// sheaves in this direction, less the [sheaves of remote objects](ClassCache::shorten_streak).
     streak: (Way, u32),
     /// The cells with counters for other processes, and the index of this cache's cell.
     /// [`NodeCache::lock`] stores both, so that no thread writes to a cache before its first use.
@@ -214,8 +214,8 @@ impl ClassCache {
         before
     }
 
-    /// Reduces the streak by one, for a sheaf of guests that goes to the barn. If a program frees
-    /// all objects on another CPU than it allocates them, the streak stays short.
+    /// Reduces the streak by one, for a sheaf of remote objects that goes to the barn. If a program
+    /// frees all objects on another CPU than it allocates them, the streak stays short.
     pub fn shorten_streak(&mut self) {
         self.streak.1 -= u32::from(self.streak.1 > 1);
     }

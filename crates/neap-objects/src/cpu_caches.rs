@@ -3,11 +3,11 @@
 //!
 //! # Design
 //!
-//! One of the two stacks is for objects whose [home](crate::kind_map::KindEntry) is this CPU. The
-//! other is for *guests*: objects with another home. Threads take guests off their stack in batches
-//! only. All stacks of a CPU lie in one *region*. A table holds one pointer to a region for every
-//! CPU that the kernel could name, and for the ids -1 and -2 of threads that are not registered for
-//! rseq. A CPU gets its region when one of its stacks first gets room
+//! One of the two stacks is for *local* objects, whose [home](crate::kind_map::KindEntry) is this
+//! CPU. The other is for *remote* objects, which have another home. Threads take remote objects off
+//! their stack in batches only. All stacks of a CPU lie in one *region*. A table holds one pointer
+//! to a region for every CPU that the kernel could name, and for the ids -1 and -2 of threads that
+//! are not registered for rseq. A CPU gets its region when one of its stacks first gets room
 //! ([`CpuCaches::raise_capacity`]). Until then the CPU's table entry points to the *closed region*,
 //! which has neither room nor objects. The CPU's lock holds 0, no thread writes to the memory of
 //! the region, and walks over CPUs skip the CPU. A CPU's slots are of one of two kinds:
@@ -370,21 +370,21 @@ impl CpuCaches {
         work(LockedStack(self::stack(*region, stack(cpu))))
     }
 
-    /// Pops a home object of a class, if this CPU has Atomic slots and an object is there.
+    /// Pops a local object of a class, if this CPU has Atomic slots and an object is there.
     #[inline]
     pub fn pop_at_once<P: Platform>(&self, platform: &P, class: Class) -> Option<*mut u8> {
-        self.at_once(platform, |_| StackId::home(class), |mut stack| stack.pop())
+        self.at_once(platform, |_| StackId::local(class), |mut stack| stack.pop())
     }
 
     /// Pushes an object with the home `home` onto a stack of this CPU, if it has Atomic slots and
     /// room.
     #[inline]
     pub fn push_at_once<P: Platform>(&self, platform: &P, class: Class, home: u16, object: *mut u8) -> bool {
-        let stack = |cpu| if home == cpu as u16 { StackId::home(class) } else { StackId::guests(class) };
+        let stack = |cpu| if home == cpu as u16 { StackId::local(class) } else { StackId::remote(class) };
         self.at_once(platform, stack, |mut stack| stack.push_each(1, |_| object)).is_some()
     }
 
-    /// Pops a home object of a class from this CPU's stack.
+    /// Pops a local object of a class from this CPU's stack.
     pub fn pop<P: Platform>(&self, platform: &P, class: Class) -> Attempt<*mut u8> {
         let sequence = |place| {
             // SAFETY: on Rseq CPUs the table holds the registered offset. Its entries are regions
@@ -393,7 +393,7 @@ impl CpuCaches {
             // An aborted pop looks like a refused one. The refill that follows handles both.
             (object, if object.is_null() { SequenceResult::Refused } else { SequenceResult::Committed })
         };
-        self.attempt(platform, StackId::home(class), sequence, LockedStack::pop)
+        self.attempt(platform, StackId::local(class), sequence, LockedStack::pop)
     }
 
     /// Pushes an object onto a stack of this CPU.
@@ -510,12 +510,12 @@ impl CpuCaches {
         let Some(region) = self.region(platform, cpu) else {
             return StackSnapshot { active: true, ..StackSnapshot::default() };
         };
-        let [home, guests] =
-            [StackId::home(class), StackId::guests(class)].map(|id| CpuCaches::snapshot_stack(stack(region, id), id));
+        let [local, remote] =
+            [StackId::local(class), StackId::remote(class)].map(|id| CpuCaches::snapshot_stack(stack(region, id), id));
         StackSnapshot {
-            count: home.count + guests.count,
-            active: home.active || guests.active,
-            top: home.top ^ guests.top.rotate_left(1),
+            count: local.count + remote.count,
+            active: local.active || remote.active,
+            top: local.top ^ remote.top.rotate_left(1),
         }
     }
 

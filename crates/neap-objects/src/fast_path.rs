@@ -330,7 +330,7 @@ impl FastPath {
         // While `served` is not 0, the table has the registered offset, and a region or the closed
         // region in each entry.
         // SAFETY: `kind` has a class (the caller's promise), so that class's stack lies at its
-        // offset, and the stack of guests behind it. The object is the caller's (its promise).
+        // offset, and its remote stack behind it. The object is the caller's (its promise).
         let push = || unsafe { rseq::push(&self.table, kind.stack_offset().into(), kind.home(), object) };
         self.served.load(Ordering::Acquire) > 0 && push() == SequenceResult::Committed
     }

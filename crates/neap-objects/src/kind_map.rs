@@ -14,10 +14,10 @@ pub(crate) const HOME_BITS: u32 = u16::BITS;
 /// range holds no objects.
 ///
 /// The home is the CPU that the objects were last handed to in bulk. A whole
-/// [part](Class::home_bytes) of a slab has one home. An object that is freed on another CPU is a
-/// guest there. Guests return to the barn in batches, and malloc does not pop them. Otherwise
-/// different CPUs would use neighbouring objects, and the cache lines of objects and state bytes
-/// would move between these CPUs. The home is a hint: a wrong one costs time only.
+/// [part](Class::home_bytes) of a slab has one home. An object that is freed on another CPU is
+/// remote there. Remote objects return to the barn in batches, and malloc does not pop them.
+/// Otherwise different CPUs would use neighbouring objects, and the cache lines of objects and
+/// state bytes would move between these CPUs. The home is a hint: a wrong one costs time only.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct KindEntry(AtomicU32);

@@ -490,7 +490,7 @@ impl<P: Platform> Objects<P> {
     /// Frees an object that is marked as cached and in no stack.
     pub fn free(&self, class: Class, object: *mut u8) {
         let home = self.kind_entry(object).home();
-        let stack = if home == self.platform.cpu() as u16 { StackId::home(class) } else { StackId::guests(class) };
+        let stack = if home == self.platform.cpu() as u16 { StackId::local(class) } else { StackId::remote(class) };
         match self.cpu_caches.push(&self.platform, stack, object) {
             Attempt::Done(()) => {}
             Attempt::Refused => self.spill(stack, home, object),

@@ -42,19 +42,19 @@ const fn layout() -> ([usize; STACKS], usize) {
     (cells, next)
 }
 
-/// One of a CPU's stacks, by class and by home objects or guests. It is valid in every region.
+/// One of a CPU's stacks, by class and by local or remote objects. It is valid in every region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StackId(u8);
 
 impl StackId {
-    /// A class's stack of home objects, which malloc pops from.
-    pub const fn home(class: Class) -> StackId {
+    /// A class's stack of local objects, which malloc pops from.
+    pub const fn local(class: Class) -> StackId {
         StackId(2 * (class.0 - 1))
     }
 
-    /// A class's stack of guests, on their way to the barn. It lies directly behind the stack of
-    /// home objects, as [`push`](neap_os::rseq::push) requires.
-    pub const fn guests(class: Class) -> StackId {
+    /// A class's stack of remote objects, on their way to the barn. It lies directly behind the
+    /// stack of local objects, as [`push`](neap_os::rseq::push) requires.
+    pub const fn remote(class: Class) -> StackId {
         StackId(2 * (class.0 - 1) + 1)
     }
 
@@ -68,20 +68,20 @@ impl StackId {
         Class(self.0 / 2 + 1)
     }
 
-    /// Whether the stack is for guests.
-    pub const fn is_for_guests(self) -> bool {
+    /// Whether the stack is for remote objects.
+    pub const fn is_remote(self) -> bool {
         self.0 % 2 == 1
     }
 
     /// Number of objects that the stack has room for at first.
     pub const fn first_capacity(self) -> u32 {
-        if self.is_for_guests() { self.capacity() } else { self.class().stack_capacity() }
+        if self.is_remote() { self.capacity() } else { self.class().stack_capacity() }
     }
 
-    /// Largest number of objects that the stack ever has room for. A stack of guests fits into one
+    /// Largest number of objects that the stack ever has room for. A remote stack fits into one
     /// sheaf.
     pub const fn capacity(self) -> u32 {
-        if self.is_for_guests() { self.class().sheaf_capacity() } else { self.class().most_capacity() }
+        if self.is_remote() { self.class().sheaf_capacity() } else { self.class().most_capacity() }
     }
 
     /// Offset of the stack in a region, in bytes.
@@ -97,11 +97,11 @@ impl StackId {
 }
 
 impl Class {
-    /// Offset of the class's stack of home objects in a region, in bytes; 0 for [`Class::NONE`]. No
-    /// stack has offset 0, where the region's mark lies.
+    /// Offset of the class's local stack in a region, in bytes; 0 for [`Class::NONE`]. No stack has
+    /// offset 0, where the region's mark lies.
     #[inline(always)]
     pub const fn stack_offset(self) -> u16 {
-        if self.0 == 0 { 0 } else { StackId::home(self).offset() }
+        if self.0 == 0 { 0 } else { StackId::local(self).offset() }
     }
 
     /// The class of a [stack offset](Class::stack_offset).

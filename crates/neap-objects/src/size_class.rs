@@ -65,10 +65,10 @@ impl Class {
         self.0 as usize
     }
 
-    /// Number of objects that a CPU's stack of home objects holds at first: as many as 64 KiB hold,
-    /// at most 1024. If 64 KiB hold fewer than 64, it is as many as 1 MiB holds, at most 64. The
-    /// result is 32 to 1024. With the stack of guests, which is half as large, a CPU keeps at most
-    /// 1.5 MiB of a class from other CPUs at first.
+    /// Number of objects that a CPU's local stack holds at first: as many as 64 KiB hold, at most
+    /// 1024. If 64 KiB hold fewer than 64, it is as many as 1 MiB holds, at most 64. The result is
+    /// 32 to 1024. With the remote stack, which is half as large, a CPU keeps at most 1.5 MiB of a
+    /// class from other CPUs at first.
     pub const fn stack_capacity(self) -> u32 {
         let size = SIZES[self.0 as usize] as u32;
         let (small, large) = ((64 << 10) / size, (1 << 20) / size);

@@ -33,8 +33,8 @@ use neap_base::Platform;
 const SETTLED: usize = 16;
 
 /// After this number of refills in a row, a refill from the barn gives the stack more room. Each
-/// sheaf of guests that goes to the barn meanwhile reduces the number by one. The objects that the
-/// stack may keep are then few, compared with those that the program took.
+/// sheaf of remote objects that goes to the barn meanwhile reduces the number by one. The objects
+/// that the stack may keep are then few, compared with those that the program took.
 const LONG: u32 = 64;
 
 /// Number of sheaves that are not bound after an attempt to make a bound sheaf got no memory.
@@ -43,7 +43,7 @@ const PATIENCE: u32 = 256;
 impl<P: Platform> Objects<P> {
     /// Moves a batch of sheaves of objects to this CPU's stack, and returns one of them.
     pub(crate) fn refill(&self, class: Class) -> Option<*mut u8> {
-        let (stack, cpu) = (StackId::home(class), self.platform.cpu() as u16);
+        let (stack, cpu) = (StackId::local(class), self.platform.cpu() as u16);
         let room = self.cpu_caches.room(&self.platform, cpu.into(), stack);
         let (mut full, mut used) = (SheafList::new(), SheafList::new());
         let (streak, empty) = {
@@ -91,11 +91,11 @@ impl<P: Platform> Objects<P> {
         object
     }
 
-    /// Moves the objects of a sheaf to this CPU's stack of home objects. Gives the stack its first
-    /// capacity if the stack refuses objects. If the stack still refuses objects, or its slot is
-    /// busy, the remaining objects stay in the sheaf.
+    /// Moves the objects of a sheaf to this CPU's local stack. Gives the stack its first capacity
+    /// if the stack refuses objects. If the stack still refuses objects, or its slot is busy, the
+    /// remaining objects stay in the sheaf.
     fn unload(&self, class: Class, sheaf: &mut Sheaf) {
-        let stack = StackId::home(class);
+        let stack = StackId::local(class);
         let push = |sheaf: &Sheaf| match sheaf.strided_runs().next() {
             Some(lowest) => self.cpu_caches.push_strided_run(&self.platform, stack, &lowest),
             None => self.cpu_caches.push_many(&self.platform, stack, sheaf.cells()),
@@ -175,17 +175,17 @@ impl<P: Platform> Objects<P> {
         let class = stack.class();
         let cache = self.near(class);
         let room = self.cpu_caches.room(&self.platform, self.platform.cpu(), stack);
-        // Guests return to the barn for speed only. If another thread holds the barn's lock, the
-        // guest goes on the stack of home objects, so that this thread does not wait.
-        let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
-            let here = StackId::home(class);
+        // Remote objects return to the barn for speed only. If another thread holds the barn's
+        // lock, the object goes on the local stack, so that this thread does not wait.
+        let Some(mut cache) = (if stack.is_remote() { cache.try_lock() } else { Some(cache.lock()) }) else {
+            let here = StackId::local(class);
             if self.cpu_caches.push(&self.platform, here, object) != Attempt::Done(()) {
                 // The objects of that stack have this CPU as home.
                 self.spill(here, self.platform.cpu() as u16, object);
             }
             return;
         };
-        let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
+        let streak = if stack.is_remote() { 0 } else { cache.streak(Way::Spill) };
         let batch = batch(stack, room, streak);
         // Prefers the empty sheaves that this CPU emptied last. While `bind` succeeds, one plain
         // sheaf is enough, since it is empty again afterwards. Once `bind` fails, the loop takes
@@ -318,7 +318,7 @@ mod tests {
         let (few, count) = strided_run::few::<STRIDED_RUNS>(&objects, class.size()).unwrap();
         let mut sheaf = o.new_sheaf(class, SheafKind::Bound).unwrap();
         assert!(sheaf.bind(&few[..count]));
-        let stack = StackId::home(class);
+        let stack = StackId::local(class);
         let room = |o: &Opened<_>| o.cpu_caches.room(&o.platform, 0, stack) - o.stacked(0, class);
         while room(&o) != 7 {
             o.give(class, held.pop().unwrap());

@@ -200,7 +200,7 @@ impl<P: Platform> Objects<P> {
                 // SAFETY: no other thread works on the objects, so none holds or takes the CPU's
                 // lock.
                 let region = unsafe { self.cpu_caches.lock(cpu).peek() };
-                for id in [StackId::home(class), StackId::guests(class)] {
+                for id in [StackId::local(class), StackId::remote(class)] {
                     answer = answer.and(change(class, &mut objects(stack(region, id)).iter().copied()));
                 }
             }

@@ -70,13 +70,13 @@ fn a_size_leads_to_the_stack_of_its_class() {
         assert!(o.is_allocated(object) && o.fast_path.free(object.wrapping_add(GRAIN / 2)) == FreeOutcome::NotFastPath);
         let inside = object.wrapping_add(GRAIN / 2);
         assert_eq!([object, inside].map(|pointer| o.fast_path.class_of(pointer)), [Some(class), None]);
-        let before = o.cpu_caches.count(&o.platform, o.platform.cpu(), StackId::home(class));
+        let before = o.cpu_caches.count(&o.platform, o.platform.cpu(), StackId::local(class));
         if o.fast_path.free(object) == FreeOutcome::CacheFull {
             o.free(class, object);
         }
         assert!(o.is_cached(object) && o.fast_path.free(object) == FreeOutcome::NotFastPath);
         assert_eq!(o.fast_path.class_of(object), None, "it is not the program's any more");
-        assert_eq!(o.cpu_caches.count(&o.platform, o.platform.cpu(), StackId::home(class)), before + 1, "size {size}");
+        assert_eq!(o.cpu_caches.count(&o.platform, o.platform.cpu(), StackId::local(class)), before + 1, "size {size}");
     }
     let outside = [core::ptr::null(), (&raw const o).cast(), core::ptr::without_provenance(usize::MAX)];
     assert_eq!(outside.map(|pointer| o.fast_path.class_of(pointer)), [None; 3]);
@@ -135,7 +135,7 @@ fn disabled_ungrouped_fast_path_serves_only_grouped_threads() {
 fn an_object_that_is_not_cached_stays_where_it_is() {
     let Some(o) = opened() else { return };
     let class = Class::of_size(64);
-    let (stack, cpu) = (StackId::home(class), o.platform.cpu());
+    let (stack, cpu) = (StackId::local(class), o.platform.cpu());
     let [object, another] = [(); 2].map(|()| o.take(class).unwrap());
     o.give(class, another);
     let before = o.cpu_caches.count(&o.platform, cpu, stack);

@@ -151,7 +151,7 @@ fn rows_of_two_nodes_are_not_bound_together() {
         held.sort_unstable();
         held
     });
-    // All objects are guests and lie in one stack: first in turns, then by node.
+    // All objects are remote and lie in one stack: first in turns, then by node.
     Virtual::run_on(2);
     let [one, other] = of_each.each_ref().map(|held| held.split_at(5 * many(class)));
     let turns = one.0.chunks(200).zip(other.0.chunks(200)).flat_map(|(one, other)| [one, other]);

@@ -28,7 +28,7 @@ const OF_A_CLASS: usize = 1536 << 10;
 
 /// The most objects in a CPU's two stacks of a class.
 fn capacity(class: Class) -> u32 {
-    StackId::home(class).capacity() + StackId::guests(class).capacity()
+    StackId::local(class).capacity() + StackId::remote(class).capacity()
 }
 
 /// Fills every class on every CPU. `run_on` moves the thread there, if that is possible.
@@ -67,7 +67,7 @@ fn bound() -> usize {
     Class::all().map(|class| capacity(class) as usize * class.size()).sum()
 }
 
-/// The most bytes in a CPU's stacks of home objects at first.
+/// The most bytes in a CPU's local stacks at first.
 fn first_bound() -> usize {
     Class::all().map(|class| class.stack_capacity() as usize * class.size()).sum()
 }
@@ -97,7 +97,7 @@ fn a_stack_grows_with_long_bursts_and_not_for_longer() {
     const LONG: u32 = 64;
     for class in [Class(4), Class(32), Class(72)] {
         let o = Opened::new(machine(1), &CONFIG).unwrap();
-        let room = || o.cpu_caches.room(&o.platform, 0, StackId::home(class));
+        let room = || o.cpu_caches.room(&o.platform, 0, StackId::local(class));
         let burst = |objects: u32| {
             let held = o.take_many(class, objects as usize);
             held.into_iter().for_each(|object| o.give(class, object));
@@ -137,7 +137,7 @@ fn a_stack_does_not_grow_with_what_comes_back_from_another_cpu() {
             Virtual::run_on(1);
             held.into_iter().for_each(|object| o.give(class, object));
         }
-        let rooms = [0, 1].map(|cpu| o.cpu_caches.room(&o.platform, cpu, StackId::home(class)));
+        let rooms = [0, 1].map(|cpu| o.cpu_caches.room(&o.platform, cpu, StackId::local(class)));
         assert_eq!(rooms, [class.stack_capacity(), 0], "of {class:?} on {nodes} nodes");
         o.drain();
         assert_eq!(o.prove().slabs, 0);

@@ -60,7 +60,7 @@ fn popped(o: &Instance, class: Class) -> *mut u8 {
 }
 
 fn pushed(o: &Instance, class: Class, object: *mut u8) {
-    assert_eq!(o.cpu_caches.push(&o.platform, StackId::home(class), object), Attempt::Done(()));
+    assert_eq!(o.cpu_caches.push(&o.platform, StackId::local(class), object), Attempt::Done(()));
 }
 
 /// The slab of an object, and the object's number.

@@ -149,7 +149,7 @@ mod tests {
     }
 
     /// Pushes from a CPU that is not the object's home.
-    unsafe fn push_guest(table: &SequenceTable, value: usize) -> SequenceResult {
+    unsafe fn push_remote(table: &SequenceTable, value: usize) -> SequenceResult {
         // SAFETY: the caller promises a valid table with stacks at `FULL` and behind it.
         settled(|| unsafe { push(table, FULL, ELSEWHERE, pointer(value)) })
     }
@@ -161,9 +161,9 @@ mod tests {
         // uses them.
         unsafe {
             for value in 1..=4 {
-                assert_eq!(push_guest(&table, value), SequenceResult::Committed);
+                assert_eq!(push_remote(&table, value), SequenceResult::Committed);
             }
-            assert_eq!(push_guest(&table, 5), SequenceResult::Refused);
+            assert_eq!(push_remote(&table, 5), SequenceResult::Refused);
             for value in (1..=4).rev() {
                 assert_eq!(settled_pop(&table), pointer(value));
             }
@@ -180,7 +180,7 @@ mod tests {
         // uses them.
         unsafe {
             assert_eq!(settled(|| push(&table, FULL, home, pointer(1))), SequenceResult::Refused);
-            assert_eq!(push_guest(&table, 2), SequenceResult::Committed);
+            assert_eq!(push_remote(&table, 2), SequenceResult::Committed);
             // With the second stack's place, home has room, and no cell behind it is touched.
             assert_eq!(settled(|| push(&table, STACK, home, pointer(3))), SequenceResult::Committed);
             assert_eq!([settled_pop(&table), settled_pop(&table)], [3, 2].map(pointer));
@@ -312,14 +312,14 @@ mod tests {
         // SAFETY: the table and its one region live to the end of the test, and only this thread
         // uses them.
         unsafe {
-            assert_eq!(push_guest(&table, 1), SequenceResult::Refused);
+            assert_eq!(push_remote(&table, 1), SequenceResult::Refused);
             assert_eq!(settled(|| raise_capacity(&table, STACK, 1)), SequenceResult::Committed);
-            assert_eq!(push_guest(&table, 1), SequenceResult::Committed);
-            assert_eq!(push_guest(&table, 2), SequenceResult::Refused);
+            assert_eq!(push_remote(&table, 1), SequenceResult::Committed);
+            assert_eq!(push_remote(&table, 2), SequenceResult::Refused);
             assert_eq!(settled(|| raise_capacity(&table, STACK, 3)), SequenceResult::Committed);
             assert_eq!(settled(|| raise_capacity(&table, STACK, 2)), SequenceResult::Committed);
             assert_eq!(
-                [2, 3, 4].map(|value| push_guest(&table, value)),
+                [2, 3, 4].map(|value| push_remote(&table, value)),
                 [SequenceResult::Committed, SequenceResult::Committed, SequenceResult::Refused]
             );
         }

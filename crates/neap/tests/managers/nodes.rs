@@ -89,7 +89,7 @@ fn a_sheaf_of_many_nodes_is_sorted() {
             mm.allocate(64)
         })
         .collect();
-    // All guests of one CPU, and of every node in turn: `verify` looks into every barn.
+    // All remote objects of one CPU, and of every node in turn: `verify` looks into every barn.
     Virtual::run_on(1);
     for (n, block) in blocks.into_iter().enumerate() {
         // SAFETY: allocated above.

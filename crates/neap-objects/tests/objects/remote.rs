@@ -1,8 +1,8 @@
-//! Guests: objects that are freed on another CPU than their page's home.
+//! Remote objects, which are freed on another CPU than their page's home.
 //!
-//! Goal: a guest is not handed out again on the CPU that freed it, but returns by the barn. A page
-//! whose objects are used elsewhere for long moves its home there. A guest never makes a thread
-//! wait for the barn. Wrong homes in the kind map lose nothing.
+//! Goal: a remote object is not handed out again on the CPU that freed it, but returns by the barn.
+//! A page whose objects are used elsewhere for long moves its home there. A remote object never
+//! makes a thread wait for the barn. Wrong homes in the kind map lose nothing.
 //!
 //! Method: a virtual machine on which the test chooses the CPU.
 
@@ -35,15 +35,15 @@ fn give(o: &Instance, cpu: usize, objects: Vec<*mut u8>) {
 }
 
 #[test]
-fn a_guest_is_handed_out_at_home_only() {
+fn remote_object_is_handed_out_at_home_only() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
     // All of CPU 0's objects, so that it has to refill.
-    let mut guests = take(&o, 0, SHEAF + 1);
-    guests.extend(take(&o, 0, o.stacked(0, CLASS) as usize));
-    assert!(guests.iter().all(|&guest| kind(&o, guest).home() == 0));
-    let last = guests.split_off(SHEAF);
-    let known: BTreeSet<_> = guests.iter().copied().collect();
-    give(&o, 1, guests);
+    let mut remote = take(&o, 0, SHEAF + 1);
+    remote.extend(take(&o, 0, o.stacked(0, CLASS) as usize));
+    assert!(remote.iter().all(|&object| kind(&o, object).home() == 0));
+    let last = remote.split_off(SHEAF);
+    let known: BTreeSet<_> = remote.iter().copied().collect();
+    give(&o, 1, remote);
     assert_eq!((o.stacked(1, CLASS) as usize, o.barn(CLASS).0), (SHEAF, 0), "they wait with CPU 1");
     let taken = take(&o, 1, 2 * SHEAF);
     assert!(taken.iter().all(|object| !known.contains(object)), "but it does not use them");
@@ -79,27 +79,27 @@ fn a_page_moves_to_the_cpu_that_uses_its_objects() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
     let mut objects = take(&o, 0, 20 * SHEAF);
     let away = |objects: &[*mut u8]| objects.iter().filter(|&&object| kind(&o, object).home() == 0).count();
-    let mut guests = vec![away(&objects)];
-    while guests.len() < 100 && guests.last() != Some(&0) {
+    let mut remote = vec![away(&objects)];
+    while remote.len() < 100 && remote.last() != Some(&0) {
         give(&o, 1, objects);
         objects = take(&o, 1, 20 * SHEAF);
-        guests.push(away(&objects));
+        remote.push(away(&objects));
         o.prove();
     }
-    assert_eq!((guests[0], guests.last()), (20 * SHEAF, Some(&0)), "{guests:?}");
+    assert_eq!((remote[0], remote.last()), (20 * SHEAF, Some(&0)), "{remote:?}");
     give(&o, 1, objects);
     o.drain();
     assert_eq!(o.prove().slabs, 0);
 }
 
 #[test]
-fn guests_stay_where_the_barn_is_busy() {
+fn remote_objects_stay_while_barn_is_busy() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
-    let guests = take(&o, 0, SHEAF + 1);
+    let remote = take(&o, 0, SHEAF + 1);
     let own = take(&o, 1, 1);
     let before = o.stacked(1, CLASS) as usize;
     let busy = o.caches[CLASS.index()].lock();
-    give(&o, 1, guests);
+    give(&o, 1, remote);
     assert_eq!(o.stacked(1, CLASS) as usize, before + SHEAF + 1, "in both stacks, and no thread has waited");
     drop(busy);
     give(&o, 1, own);
