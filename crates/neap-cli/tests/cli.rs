@@ -512,7 +512,7 @@ fn lab_show_lists_all_policies_and_repeats_for_same_seed() {
     let show = |seed| neap.neap(&["lab", "show", "bursts 3 s apart", "--quick", "--seed", seed]);
     let (first, second, other) = (show("5"), show("5"), show("6"));
     assert!(first.status.success(), "{}", text(&first.stderr));
-    for policy in ["fixed", "depth", "upstream", "adaptive", "hocko", "huang", "gorman"] {
+    for policy in ["fixed", "depth", "upstream", "adaptive", "double-halve", "idle-guard", "pid"] {
         assert!(text(&first.stdout).contains(&format!("\n| {policy} ")), "{policy}");
     }
     assert_eq!(first.stdout, second.stdout);

@@ -23,7 +23,7 @@ use crate::scenarios::Scenario;
 const SCATTER: (u32, u32) = (440, 340);
 const PLOT: (u32, u32) = (440, 280);
 /// Pixels of a legend.
-const LEGEND: i32 = 88;
+const LEGEND: i32 = 104;
 /// Most points of a line.
 const POINTS: usize = 240;
 /// Colours of the policies, in their order. Each is legible on a light and on a dark ground.

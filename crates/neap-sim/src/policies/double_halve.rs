@@ -79,12 +79,12 @@ mod tests {
     fn use_doubles_and_surplus_halves() {
         let bounds = limits(1 << 18, 2);
         let plenty = supply(&bounds, u32::MAX);
-        let mut hocko = DoubleHalve::new(&bounds);
+        let mut policy = DoubleHalve::new(&bounds);
         let empty = List { count: 0, moved: 0 };
-        let refills: Vec<u32> = (0..7).map(|_| hocko.refill(empty, 0, &plenty)).collect();
+        let refills: Vec<u32> = (0..7).map(|_| policy.refill(empty, 0, &plenty)).collect();
         assert_eq!(refills, [63, 126, 252, 504, 1008, 2016, 2016]);
-        assert_eq!(hocko.put(List { count: 4032, moved: 0 }, 0, || plenty), 0);
-        assert_eq!(hocko.put(List { count: 4033, moved: 0 }, 0, || plenty), 4033 - 1008);
-        assert_eq!((hocko.pressure(List { count: 1000, moved: 0 }, &plenty), hocko.high()), (874, 126));
+        assert_eq!(policy.put(List { count: 4032, moved: 0 }, 0, || plenty), 0);
+        assert_eq!(policy.put(List { count: 4033, moved: 0 }, 0, || plenty), 4033 - 1008);
+        assert_eq!((policy.pressure(List { count: 1000, moved: 0 }, &plenty), policy.high()), (874, 126));
     }
 }

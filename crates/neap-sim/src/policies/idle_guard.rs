@@ -67,13 +67,13 @@ mod tests {
     fn idle_guard_keeps_size_of_emptied_list_and_decays_others() {
         let bounds = limits(1 << 18, 2);
         let plenty = supply(&bounds, u32::MAX);
-        let mut huang = IdleGuard::new(&bounds);
-        (0..6).for_each(|_| _ = huang.refill(List { count: 0, moved: 0 }, 0, &plenty));
-        let high = huang.high();
-        huang.asked(List { count: 64, moved: 0 }, 1);
-        assert_eq!((huang.decay(List { count: 3000, moved: 0 }, &plenty, 4), huang.high()), (0, high));
-        huang.asked(List { count: 64, moved: 0 }, 0);
-        huang.decay(List { count: 3000, moved: 0 }, &plenty, 4);
-        assert_eq!(huang.high(), high - high / 8);
+        let mut policy = IdleGuard::new(&bounds);
+        (0..6).for_each(|_| _ = policy.refill(List { count: 0, moved: 0 }, 0, &plenty));
+        let high = policy.high();
+        policy.asked(List { count: 64, moved: 0 }, 1);
+        assert_eq!((policy.decay(List { count: 3000, moved: 0 }, &plenty, 4), policy.high()), (0, high));
+        policy.asked(List { count: 64, moved: 0 }, 0);
+        policy.decay(List { count: 3000, moved: 0 }, &plenty, 4);
+        assert_eq!(policy.high(), high - high / 8);
     }
 }

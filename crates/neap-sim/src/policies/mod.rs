@@ -65,9 +65,9 @@ impl Name {
             Name::Depth => "depth",
             Name::Upstream => "upstream",
             Name::Adaptive => "adaptive",
-            Name::DoubleHalve => "hocko",
-            Name::IdleGuard => "huang",
-            Name::Pid => "gorman",
+            Name::DoubleHalve => "double-halve",
+            Name::IdleGuard => "idle-guard",
+            Name::Pid => "pid",
             Name::Unchanged => "unchanged",
         }
     }

@@ -108,17 +108,17 @@ mod tests {
     fn traffic_both_ways_grows_it_and_quiet_takes_it_back() {
         let bounds = limits(1 << 18, 2);
         let plenty = supply(&bounds, u32::MAX);
-        let mut gorman = Pid::new(&bounds);
+        let mut policy = Pid::new(&bounds);
         for moved in 1..=20 {
-            let traffic = 8000_u32.saturating_sub(gorman.high()) / 2;
-            (gorman.came, gorman.went) = (traffic, traffic + 10);
-            gorman.decay(List { count: 0, moved }, &plenty, 1);
+            let traffic = 8000_u32.saturating_sub(policy.high()) / 2;
+            (policy.came, policy.went) = (traffic, traffic + 10);
+            policy.decay(List { count: 0, moved }, &plenty, 1);
         }
-        assert!(gorman.high() > 4000, "{}", gorman.high());
-        (0..60).for_each(|_| _ = gorman.decay(List { count: 0, moved: 20 }, &plenty, 1));
-        assert!(gorman.is_settled(&bounds), "{}", gorman.high());
-        gorman.came = 500;
-        gorman.decay(List { count: 0, moved: 21 }, &plenty, 1);
-        assert!(gorman.is_settled(&bounds), "refills alone are no reason");
+        assert!(policy.high() > 4000, "{}", policy.high());
+        (0..60).for_each(|_| _ = policy.decay(List { count: 0, moved: 20 }, &plenty, 1));
+        assert!(policy.is_settled(&bounds), "{}", policy.high());
+        policy.came = 500;
+        policy.decay(List { count: 0, moved: 21 }, &plenty, 1);
+        assert!(policy.is_settled(&bounds), "refills alone are no reason");
     }
 }
