@@ -8,7 +8,7 @@
 //! Source: U. Drepper, "Futexes Are Tricky", 2011, mutex 2.
 
 use crate::constructor;
-use crate::sync::{AtomicU32, Ordering, SPINS, UnsafeCell, spin, wait, wake};
+use crate::sync::{AtomicU32, Ordering, SPINS_MAX, UnsafeCell, spin, wait, wake};
 use core::ops::{Deref, DerefMut};
 
 const FREE: u32 = 0;
@@ -64,7 +64,7 @@ impl<T> Mutex<T> {
 
     #[cold]
     fn lock_contended(&self) -> Guard<'_, T> {
-        for _ in 0..SPINS {
+        for _ in 0..SPINS_MAX {
             spin();
             if self.state.load(Ordering::Relaxed) == FREE
                 && let Some(guard) = self.try_lock()

@@ -60,15 +60,15 @@ const LANES: usize = 8;
 
 /// Attempts of a sequence before a reader counts in a lane. The number is bounded, since a debugger
 /// that single-steps aborts every attempt.
-const ATTEMPTS: usize = 3;
+const ATTEMPTS_MAX: usize = 3;
 
 /// Value of [`Turn::seen`] after both phases were seen without readers.
 const BOTH: usize = 0b11;
 
 /// Bound on the waits of [`Rcu::grace`] by [`Platform::pause`]. Each further wait is a sleep of
-/// [`NAP`] nanoseconds.
-const YIELDS: u32 = 20;
-const NAP: u64 = 50_000;
+/// [`SLEEP_NS`] nanoseconds.
+const PAUSES_MAX: u32 = 20;
+const SLEEP_NS: u64 = 50_000;
 
 /// Function that frees the object with this head. It may defer other objects and take locks. It
 /// must not wait for a grace period.
@@ -271,7 +271,7 @@ impl<C> Rcu<C> {
 
     #[cold]
     fn count_elsewhere(&self, word: usize) {
-        if (1..ATTEMPTS).any(|_| self.count_here(word)) {
+        if (1..ATTEMPTS_MAX).any(|_| self.count_here(word)) {
             return;
         }
         // Release pairs with the Acquire in `sum`: a thread that sees this exit sees this reader's
@@ -326,17 +326,17 @@ impl<C> Rcu<C> {
     /// The fence's error.
     pub fn grace<P: Platform>(&self, platform: &P, context: &C) -> Result<(), Errno> {
         let Mark(wanted) = self.mark();
-        let mut looks = 0;
+        let mut polls = 0;
         // Acquire pairs with the Release in `step`: accesses of readers and of freeing functions
         // are visible.
         while self.completed.load(Ordering::Acquire) < wanted {
             let before = self.completed.load(Ordering::Relaxed);
             self.step(platform, context, wanted)?;
             if self.completed.load(Ordering::Relaxed) == before {
-                looks += 1;
+                polls += 1;
                 // In a model this runs another thread.
                 spin();
-                if looks < YIELDS { platform.pause() } else { platform.sleep(NAP) }
+                if polls < PAUSES_MAX { platform.pause() } else { platform.sleep(SLEEP_NS) }
             }
         }
         Ok(())

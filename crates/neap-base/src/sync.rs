@@ -92,7 +92,7 @@ mod imp {
     }
 
     /// Iterations before a sleep. None, since each iteration adds states to explore.
-    pub const SPINS: u32 = 0;
+    pub const SPINS_MAX: u32 = 0;
 }
 
 #[cfg(not(loom))]
@@ -176,7 +176,7 @@ mod imp {
 
     /// Iterations before a sleep, about 20 us. A thread holds a mutex for one batch of pages or
     /// objects, some microseconds. A wake-up would interrupt the CPU of the sleeping thread.
-    pub const SPINS: u32 = 1000;
+    pub const SPINS_MAX: u32 = 1000;
 }
 
 pub use imp::*;

@@ -22,7 +22,7 @@ use neap_base::Platform;
 use neap_pages::Effort;
 
 /// Frees may make sheaves in any case while the cells of all sheaves take at most this many bytes.
-const LEAST_CELLS: u64 = 1 << 20;
+const CELL_BYTES_MIN: u64 = 1 << 20;
 
 impl<P: Platform> Objects<P> {
     /// The class cache of a class on a node.
@@ -136,7 +136,7 @@ impl<P: Platform> Objects<P> {
     pub(crate) fn sheaf_for_frees(&self, class: Class) -> Option<Sheaf> {
         let resident = self.pages.resident() << self.pages.page_shift();
         // Relaxed: heuristic; it publishes no other data.
-        if self.cell_bytes.load(Ordering::Relaxed) <= (resident / 64).max(LEAST_CELLS) {
+        if self.cell_bytes.load(Ordering::Relaxed) <= (resident / 64).max(CELL_BYTES_MIN) {
             return self.new_sheaf(class, SheafKind::Plain);
         }
         let sheaf = self.near(class).lock().full.pop_plain();
@@ -238,10 +238,10 @@ impl<P: Platform> Objects<P> {
     /// barn has enough empty sheaves.
     fn recycle(&self, barn: NodeCache<'_>, class: Class, mut sheaf: Sheaf) {
         /// Sheaves without objects that a barn keeps.
-        const FEW: u32 = 16;
+        const EMPTY_SHEAVES_MAX: u32 = 16;
         self.empty(class, &mut sheaf);
         let mut cache = barn.lock();
-        if cache.empty.length() + cache.empty_bound.length() < FEW {
+        if cache.empty.length() + cache.empty_bound.length() < EMPTY_SHEAVES_MAX {
             cache.stow(sheaf);
         } else {
             drop(cache);

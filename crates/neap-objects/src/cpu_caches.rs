@@ -51,10 +51,10 @@ use neap_os::used_cpus::UsedCpus;
 
 /// Aborts in a row after which an operation returns [`Attempt::Busy`]. Under a debugger that
 /// single-steps, every sequence is aborted.
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS_MAX: u32 = 3;
 
 /// Attempts to take another CPU's lock before the CPU is skipped.
-const REMOTE_TRIES: u32 = 1000;
+const REMOTE_LOCK_TRIES_MAX: u32 = 1000;
 
 /// The kind of a CPU's slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -294,7 +294,7 @@ impl CpuCaches {
         let mut held = false;
         for (taken, cpu) in self.of_kind(platform, CacheMode::Atomic).enumerate() {
             let guard = loop {
-                match self.lock(cpu).lock_bounded(REMOTE_TRIES) {
+                match self.lock(cpu).lock_bounded(REMOTE_LOCK_TRIES_MAX) {
                     None if wait() => {}
                     guard => break guard,
                 }
@@ -341,7 +341,7 @@ impl CpuCaches {
             let Some(region) = self.lock(cpu).try_lock() else { return Attempt::Busy };
             return locked(&mut LockedStack(self::stack(*region, stack))).map_or(Attempt::Refused, Attempt::Done);
         }
-        for _ in 0..ATTEMPTS {
+        for _ in 0..ATTEMPTS_MAX {
             match sequence(usize::from(stack.offset())) {
                 (value, SequenceResult::Committed) => return Attempt::Done(value),
                 (_, SequenceResult::Refused) => return Attempt::Refused,
@@ -468,7 +468,7 @@ impl CpuCaches {
         }
         // Threads of an Atomic CPU take this lock. For an Rseq CPU it guards only the address of
         // the CPU's region.
-        let Some(mut region) = self.lock(cpu).lock_bounded(REMOTE_TRIES) else { return self.skip() };
+        let Some(mut region) = self.lock(cpu).lock_bounded(REMOTE_LOCK_TRIES_MAX) else { return self.skip() };
         if self.kind(platform, cpu) == CacheMode::Rseq {
             let pointer = self.pointer(cpu);
             // SeqCst: ordered before the fence. Through the fence it pairs with the loads of the

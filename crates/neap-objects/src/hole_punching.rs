@@ -32,10 +32,10 @@ use neap_base::platform::memory::Range;
 use neap_pages::{Effort, MOST_PAGES, Report};
 
 /// Number of slabs handled under one hold of a class's lock.
-const HOLD: usize = 32;
+const SLABS_PER_HOLD_MAX: usize = 32;
 
 /// The most ranges that a slab has: every second page.
-const MOST_RANGES: usize = MOST_PAGES as usize / 2;
+const RANGES_MAX: usize = MOST_PAGES as usize / 2;
 
 /// Result of [`Objects::gather`].
 struct Gathered {
@@ -75,7 +75,7 @@ impl<P: Platform> Objects<P> {
                 let gather = |ranges: &mut [Range]| {
                     let mut count = 0;
                     while let Some(at) = class
-                        && count + MOST_RANGES <= ranges.len()
+                        && count + RANGES_MAX <= ranges.len()
                         && looked < most
                     {
                         match self.gather(node, at, most - looked, &mut ranges[count..]) {
@@ -103,8 +103,8 @@ impl<P: Platform> Objects<P> {
         let (mut count, page_size) = (0, self.pages.page_size());
         let (mut loose, mut slabs) = (Loose::default(), 0);
         let mut cache = self.cache(node, class).lock();
-        for _ in 0..HOLD.min(most) {
-            if count + MOST_RANGES > ranges.len() {
+        for _ in 0..SLABS_PER_HOLD_MAX.min(most) {
+            if count + RANGES_MAX > ranges.len() {
                 break;
             }
             let Some(slab) = cache.resting.first() else { break };
@@ -136,7 +136,7 @@ impl<P: Platform> Objects<P> {
             // All ranges of this class in a row: they were gathered class by class.
             let class = self.class_at(core::ptr::without_provenance(range.start)).unwrap_or(Class::NONE);
             let mut cache = self.cache(node, class).lock();
-            for _ in 0..MOST_RANGES {
+            for _ in 0..RANGES_MAX {
                 let Some(range) = ranges.get(next) else { break };
                 if self.class_at(core::ptr::without_provenance(range.start)) != Some(class) {
                     break;
@@ -165,7 +165,7 @@ impl<P: Platform> Objects<P> {
     fn let_go(&self, node: usize, class: Class) -> bool {
         let mut loose = Loose::default();
         let mut cache = self.cache(node, class).lock();
-        for _ in 0..HOLD {
+        for _ in 0..SLABS_PER_HOLD_MAX {
             let Some(id) = cache.isolated.first() else { break };
             // SAFETY: the lock is held, and the slab is on one of the cache's lists.
             unsafe {

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
 
 /// Nanoseconds for which an answer is valid: the default interval between ticks.
-const GOOD: u64 = 250_000_000;
+const VALID_NS: u64 = 250_000_000;
 
 /// The bit of the answer. The other bits are those of the time.
 const IN_USE: u64 = 1;
@@ -40,7 +40,7 @@ impl IsolatedUse {
     /// The last answer, or a new one if that is too old.
     pub(crate) fn is_known<P: Platform>(&self, platform: &P) -> bool {
         let word = self.0.load(Relaxed);
-        if word != 0 && platform.now().saturating_sub(word & !IN_USE) < GOOD {
+        if word != 0 && platform.now().saturating_sub(word & !IN_USE) < VALID_NS {
             return word & IN_USE != 0;
         }
         self.look(platform)
@@ -61,7 +61,7 @@ mod tests {
         assert!(!word.is_known(&machine), "the answer is kept");
         assert!(word.look(&machine) && word.is_known(&machine), "a tick looks");
         machine.use_isolated_cpu(false);
-        machine.advance(GOOD - 2);
+        machine.advance(VALID_NS - 2);
         assert!(word.is_known(&machine), "for an interval");
         machine.advance(2);
         assert!(!word.is_known(&machine), "and no longer");

@@ -118,7 +118,7 @@ pub struct Objects<P: Platform> {
     /// Number of objects that bypassed a busy slot.
     busy: AtomicU64,
     /// Number of attempts to make a bound sheaf that fail at once, after one found no memory.
-    pub(crate) patience: AtomicU32,
+    pub(crate) left_unbound: AtomicU32,
     isolated_use: IsolatedUse,
     /// Counters of the class caches for other processes, node by node, then by class.
     pub(crate) live: Cells<ClassCell>,
@@ -207,7 +207,7 @@ impl<P: Platform> Objects<P> {
                 uncharger: Uncharger::closed(),
                 looking: Mutex::new(()),
                 busy: AtomicU64::new(0),
-                patience: AtomicU32::new(0),
+                left_unbound: AtomicU32::new(0),
                 isolated_use: IsolatedUse::unknown(),
                 live: Cells::new(),
                 platform: platform,

@@ -14,14 +14,14 @@
 //!
 //! The threads that need memory take the steps. Before a new slab or run, a thread works until the
 //! pages can serve it from wholly resident memory. It also works until the sweep has returned
-//! `PER_GROWN_BYTE` bytes to slabs for each byte grown since the sweep began. In one call it
-//! returns no more than about `OBJECTS_PER_CALL` objects. A program that allocates again what it
-//! freed grows nothing, so it never sweeps. If free pages are still too scattered at the end of a
-//! sweep, the thread releases some of them, so that growth replaces them.
+//! `RETURNED_BYTES_PER_GROWN_BYTE` bytes to slabs for each byte grown since the sweep began. In one
+//! call it returns no more than about `OBJECTS_PER_CALL_MAX` objects. A program that allocates
+//! again what it freed grows nothing, so it never sweeps. If free pages are still too scattered at
+//! the end of a sweep, the thread releases some of them, so that growth replaces them.
 //!
 //! A step that takes stacks needs a fence, which is a system call if the process has several
 //! threads. The step then [asks](crate::helper) a thread that may fence, for all CPUs at once, and
-//! waits at most `PATIENCE`. Without such a thread a sweep leaves other CPUs' stacks alone.
+//! waits at most `HELPER_WAIT_NS`. Without such a thread a sweep leaves other CPUs' stacks alone.
 //!
 //! # Locking
 //!
@@ -35,34 +35,34 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
 
 /// The most objects that one call returns to slabs; its last step may exceed that.
-const OBJECTS_PER_CALL: u64 = 1 << 16;
+const OBJECTS_PER_CALL_MAX: u64 = 1 << 16;
 
 /// Objects that a call returns to slabs in addition, for each page that it asks for.
 const OBJECTS_PER_PAGE: u64 = 32;
 
 /// Bytes returned to slabs for each byte that is taken from the system during a sweep.
-const PER_GROWN_BYTE: u64 = 16;
+const RETURNED_BYTES_PER_GROWN_BYTE: u64 = 16;
 
 /// Pages that a sweep leaves in the list of its CPU.
-const MOST_LISTED: u32 = 64;
+const LISTED_PAGES_MAX: u32 = 64;
 
 /// The most sheaves taken from a barn before the fullest one is determined again.
-const MOST_QUOTA: u64 = 64;
+const QUOTA_SHEAVES_MAX: u64 = 64;
 
 /// The least growth from one check for a sweep to the next, in bytes.
-const LEAST_STEP: u64 = 2 << 20;
+const STEP_BYTES_MIN: u64 = 2 << 20;
 
 /// Pages of growth before the first check for a sweep.
-const FIRST: u64 = 512;
+const FIRST_CHECK_PAGES: u64 = 512;
 
 /// Unused bytes below which no sweep begins. New slabs of many classes have as much.
-const LEAST_UNUSED: u64 = 4 << 20;
+const UNUSED_BYTES_MIN: u64 = 4 << 20;
 
 /// The most bytes that a call releases, unless it allocates more itself.
-const MOST_RELEASED: u64 = 16 << 20;
+const RELEASED_BYTES_MAX: u64 = 16 << 20;
 
 /// Nanoseconds that a sweep waits for the thread that drains CPUs for it.
-const PATIENCE: u64 = 1_000_000;
+const HELPER_WAIT_NS: u64 = 1_000_000;
 
 /// No sweep is under way.
 const IDLE: u32 = 0;
@@ -116,7 +116,7 @@ pub struct FreeObjects {
 impl Reuse {
     pub(crate) const fn new() -> Reuse {
         Reuse {
-            next: AtomicU64::new(FIRST),
+            next: AtomicU64::new(FIRST_CHECK_PAGES),
             stage: AtomicU32::new(IDLE),
             victim: AtomicU32::new(0),
             quota: AtomicU32::new(0),
@@ -143,7 +143,7 @@ impl<P: Platform> Objects<P> {
         if self.reuse.stage.load(Relaxed) == IDLE && !self.begin_sweep() {
             return None;
         }
-        let (mut objects, most) = (0, OBJECTS_PER_CALL + OBJECTS_PER_PAGE * u64::from(pages));
+        let (mut objects, most) = (0, OBJECTS_PER_CALL_MAX + OBJECTS_PER_PAGE * u64::from(pages));
         let mut taken = None;
         while objects < most {
             if !self.owes() {
@@ -189,7 +189,7 @@ impl<P: Platform> Objects<P> {
     fn quantum(&self) -> Option<u64> {
         let (resident, free) = (self.resident_bytes(), self.free_objects());
         let (in_barns, unused) = (free.in_barns, free.resident + self.free_page_bytes());
-        if unused < (resident / 16).max(LEAST_UNUSED) {
+        if unused < (resident / 16).max(UNUSED_BYTES_MIN) {
             return None;
         }
         // Each sweep releases some of the scattered free pages.
@@ -212,14 +212,14 @@ impl<P: Platform> Objects<P> {
     /// Puts the next check off. A check locks all class caches, so checks are rarer the more memory
     /// is resident.
     fn put_off(&self) {
-        let step = (self.resident_bytes() / 512).max(LEAST_STEP) >> self.pages.page_shift();
+        let step = (self.resident_bytes() / 512).max(STEP_BYTES_MIN) >> self.pages.page_shift();
         self.reuse.next.store(self.pages.grown() + step, Relaxed);
     }
 
     /// Whether the sweep has returned fewer bytes than growth since its beginning asks for.
     fn owes(&self) -> bool {
         let grown = self.pages.grown().saturating_sub(self.reuse.began.load(Relaxed));
-        self.reuse.done.load(Relaxed) < (grown << self.pages.page_shift()) * PER_GROWN_BYTE
+        self.reuse.done.load(Relaxed) < (grown << self.pages.page_shift()) * RETURNED_BYTES_PER_GROWN_BYTE
     }
 
     /// Whether more than a sixteenth of the resident memory lies in free pages. A sweep should not
@@ -237,7 +237,7 @@ impl<P: Platform> Objects<P> {
             return;
         }
         if !self.is_isolated_cpu_in_use() {
-            let most = (MOST_RELEASED >> self.pages.page_shift()).max(pages.into());
+            let most = (RELEASED_BYTES_MAX >> self.pages.page_shift()).max(pages.into());
             let wanted = free.saturating_sub(resident / 32).min(most) as u32;
             let near = self.pages.node(self.pages.nearest(&self.platform));
             let released = near.release(&self.platform, wanted, &|| false).released;
@@ -283,7 +283,7 @@ impl<P: Platform> Objects<P> {
         }
         let mut fenced = self.cpu_caches.used().iter().filter(|&cpu| self.cpu_caches.takes_fence(&self.platform, cpu));
         if fenced.next() == Some(cpu) {
-            self.helper.ask(PATIENCE);
+            self.helper.ask(HELPER_WAIT_NS);
         }
         0
     }
@@ -297,7 +297,7 @@ impl<P: Platform> Objects<P> {
             let (bytes, node, class) = self.fullest_barn()?;
             reuse.victim.store(u32::from(class.0) | (node as u32) << 8, Relaxed);
             let sheaf = class.size() * class.sheaf_capacity() as usize;
-            reuse.quota.store((bytes / 2 / sheaf as u64).clamp(1, MOST_QUOTA) as u32, Relaxed);
+            reuse.quota.store((bytes / 2 / sheaf as u64).clamp(1, QUOTA_SHEAVES_MAX) as u32, Relaxed);
             return Some(0);
         }
         reuse.quota.store(quota - 1, Relaxed);
@@ -310,7 +310,7 @@ impl<P: Platform> Objects<P> {
         let objects = sheaf.length() as u64;
         self.dissolve(class, sheaf);
         // Pages of freed slabs lie in this CPU's page list now, which serves no larger blocks.
-        self.pages.trim_list(&self.platform, MOST_LISTED);
+        self.pages.trim_list(&self.platform, LISTED_PAGES_MAX);
         reuse.done.fetch_add(objects * class.size() as u64, Relaxed);
         // An empty sheaf takes some time as well.
         Some(objects.max(1))

@@ -27,18 +27,18 @@ use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
 /// A refill may get a sheaf whose [home](KindEntry) is another CPU. It then looks at every
-/// `SETTLED`th object of the sheaf, and makes this CPU the home of the part of a slab where the
-/// object lies. If no other CPU uses the objects, all parts soon have this home. If another CPU
-/// does, few entries of the kind map change.
-const SETTLED: usize = 16;
+/// `HOME_SAMPLE_STEP`th object of the sheaf, and makes this CPU the home of the part of a slab
+/// where the object lies. If no other CPU uses the objects, all parts soon have this home. If
+/// another CPU does, few entries of the kind map change.
+const HOME_SAMPLE_STEP: usize = 16;
 
 /// After this number of refills in a row, a refill from the barn gives the stack more room. Each
 /// sheaf of remote objects that goes to the barn meanwhile reduces the number by one. The objects
 /// that the stack may keep are then few, compared with those that the program took.
-const LONG: u32 = 64;
+const LONG_STREAK_REFILLS: u32 = 64;
 
 /// Number of sheaves that are not bound after an attempt to make a bound sheaf got no memory.
-const PATIENCE: u32 = 256;
+const UNBOUND_AFTER_FAILURE: u32 = 256;
 
 impl<P: Platform> Objects<P> {
     /// Moves a batch of sheaves of objects to this CPU's stack, and returns one of them.
@@ -61,13 +61,13 @@ impl<P: Platform> Objects<P> {
             }
             (streak, empty)
         };
-        if streak >= LONG && full.length() > 0 && room < stack.capacity() {
+        if streak >= LONG_STREAK_REFILLS && full.length() > 0 && room < stack.capacity() {
             let _ = self.cpu_caches.raise_capacity(&self.platform, stack, room + stack.first_capacity());
         }
         let mut object = None;
         while let Some(mut sheaf) = full.pop() {
             if sheaf.home() != cpu {
-                sheaf.sample(SETTLED).for_each(|object| self.move_home(class, object, cpu));
+                sheaf.sample(HOME_SAMPLE_STEP).for_each(|object| self.move_home(class, object, cpu));
             }
             object = object.or_else(|| sheaf.pop());
             self.unload(class, &mut sheaf);
@@ -250,18 +250,18 @@ impl<P: Platform> Objects<P> {
         Some(bound)
     }
 
-    /// Makes an empty bound sheaf. After a failure, the next `PATIENCE` calls fail at once. The
-    /// search for a page may take long then, and a free does not need a bound sheaf.
+    /// Makes an empty bound sheaf. After a failure, the next `UNBOUND_AFTER_FAILURE` calls fail at
+    /// once. The search for a page may take long then, and a free does not need a bound sheaf.
     fn new_bound(&self, class: Class) -> Option<Sheaf> {
         // Relaxed: heuristic; it publishes no other data.
-        let patience = self.patience.load(Ordering::Relaxed);
-        if patience > 0 {
-            self.patience.store(patience - 1, Ordering::Relaxed);
+        let left_unbound = self.left_unbound.load(Ordering::Relaxed);
+        if left_unbound > 0 {
+            self.left_unbound.store(left_unbound - 1, Ordering::Relaxed);
             return None;
         }
         let sheaf = self.new_sheaf(class, SheafKind::Bound);
         if sheaf.is_none() {
-            self.patience.store(PATIENCE, Ordering::Relaxed);
+            self.left_unbound.store(UNBOUND_AFTER_FAILURE, Ordering::Relaxed);
         }
         sheaf
     }

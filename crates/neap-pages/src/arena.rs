@@ -49,19 +49,19 @@ const SMALL_SEGMENT: usize = 4 << 20;
 pub const MOST_ALIGNMENT: usize = 1 << 30;
 /// Number of attempts at addresses that may not exist on this machine, so a refusal there tells
 /// nothing about smaller spans. In later attempts the kernel selects a gap.
-const FIXED_ATTEMPTS: u32 = 8;
+const FIXED_ATTEMPTS_MAX: u32 = 8;
 /// Number of times that the span is halved after the system refused to map a part of the arena. The
 /// address space for the attempt's [whole](Table::whole) tables may have been too large.
-const REFUSED_HALVINGS: u32 = 3;
+const REFUSED_HALVINGS_MAX: u32 = 3;
 /// The largest ratio of the span to the limit on address space.
 const RAISED: usize = 1024;
 /// Number of address hints that [`Arena::open`] tries.
-const ATTEMPTS: u32 = 32;
+const ATTEMPTS_MAX: u32 = 32;
 /// The most holes of the arena.
-const HOLES: usize = 16;
+const HOLES_MAX: usize = 16;
 /// The most steps over one foreign mapping that lies in the place of the arena or of a table. Each
 /// step is twice as long as the previous one.
-const HOLE_STEPS: u32 = 24;
+const HOLE_STEPS_MAX: u32 = 24;
 
 /// The extent of the arena, as offsets from the base.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ struct Growth {
     /// The end of the mapped part of each table.
     tables: [usize; ALL_TABLES],
     /// Start and end of the holes between segments.
-    holes: [(usize, usize); HOLES],
+    holes: [(usize, usize); HOLES_MAX],
     hole_count: usize,
 }
 
@@ -200,8 +200,8 @@ impl Arena {
         let span = shape.span.min(limit).clamp(chunk, most) / chunk * chunk;
         let scarce = platform.address_space_is_scarce();
         let (mut last, mut halvings) = (Errno::NOMEM, 0);
-        for attempt in 0..ATTEMPTS {
-            if attempt == FIXED_ATTEMPTS {
+        for attempt in 0..ATTEMPTS_MAX {
+            if attempt == FIXED_ATTEMPTS_MAX {
                 halvings = 0;
             }
             let less = span.checked_shr(halvings).unwrap_or(0).max(span.min(SEGMENTS.1)) / chunk * chunk;
@@ -218,7 +218,7 @@ impl Arena {
             let whole = match platform.reserve(bytes) {
                 Ok(address) => (address, bytes),
                 Err(error) => {
-                    (last, halvings) = (error, halvings + REFUSED_HALVINGS);
+                    (last, halvings) = (error, halvings + REFUSED_HALVINGS_MAX);
                     continue;
                 }
             };
@@ -237,7 +237,7 @@ impl Arena {
                     end: 0,
                     ends: [0; MAX_NODES],
                     tables: [0; ALL_TABLES],
-                    holes: [(0, 0); HOLES],
+                    holes: [(0, 0); HOLES_MAX],
                     hole_count: 0,
                 }),
                 reserve: AtomicI64::new(0),
@@ -254,8 +254,8 @@ impl Arena {
                 Err(error) => last = error,
             }
             halvings += match last {
-                Errno::EXIST => u32::from(attempt >= FIXED_ATTEMPTS),
-                _ => REFUSED_HALVINGS,
+                Errno::EXIST => u32::from(attempt >= FIXED_ATTEMPTS_MAX),
+                _ => REFUSED_HALVINGS_MAX,
             };
             // SAFETY: the arena was not returned yet, so no other thread uses it.
             unsafe { arena.close(platform) };
@@ -424,7 +424,7 @@ impl Arena {
     /// Calls `each` with kind, start and length of every mapping.
     pub(crate) fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
         // `each` runs without the mutex, since it may take long.
-        let (mut tables, mut pieces, mut count) = ([0; ALL_TABLES], [(0, 0); HOLES + 1], 0);
+        let (mut tables, mut pieces, mut count) = ([0; ALL_TABLES], [(0, 0); HOLES_MAX + 1], 0);
         let (holes, hole_count);
         {
             let growth = self.growth.lock();
@@ -530,7 +530,7 @@ impl Arena {
         if growth.ends[node] != seen {
             return Ok(());
         }
-        publish(self.extend(platform, &mut growth, pages, HOLE_STEPS, node)?);
+        publish(self.extend(platform, &mut growth, pages, HOLE_STEPS_MAX, node)?);
         Ok(())
     }
 
@@ -567,7 +567,7 @@ impl Arena {
                     break;
                 }
             }
-            if failed != Errno::EXIST || growth.hole_count == HOLES {
+            if failed != Errno::EXIST || growth.hole_count == HOLES_MAX {
                 return Err(failed);
             }
             start += chunk << step;

@@ -60,7 +60,7 @@ struct Wanted {
 }
 
 /// Attempts to take a turn that another thread has: some tenths of a second.
-pub(crate) const TURN_LOOKS: u32 = 3000;
+pub(crate) const TURN_POLLS_MAX: u32 = 3000;
 
 impl<P: Platform, T: Policy> Pages<P, T> {
     /// Records the zone's room. If the room has fallen to a watermark, takes the surplus pages from
@@ -146,7 +146,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         let listed = self.drain_lists(Why::Wanted, &mut report);
-        for look in 0..TURN_LOOKS {
+        for look in 0..TURN_POLLS_MAX {
             if stop() {
                 break;
             }

@@ -13,7 +13,7 @@
 //! free blocks.
 
 use crate::buddy::{Memory, take_out};
-use crate::give_back::TURN_LOOKS;
+use crate::give_back::TURN_POLLS_MAX;
 use crate::node_pages::NodePages;
 use crate::pages::Pages;
 use crate::policy::Policy;
@@ -84,7 +84,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Waits until no thread has the release turn, for some tenths of a second at most. If the wait
     /// succeeds, [`Pages::punch`] has called `settle` for all ranges that it had gathered before.
     pub fn await_release(&self, platform: &P) {
-        (0..TURN_LOOKS).take_while(|_| self.release.turn().is_none()).for_each(|look| wait(platform, look));
+        (0..TURN_POLLS_MAX).take_while(|_| self.release.turn().is_none()).for_each(|look| wait(platform, look));
     }
 
     fn free_block_with_holes(&self, pfn: Pfn, order: Order, holes: u64) {

@@ -12,9 +12,9 @@
 //!   long as the rest of the resident memory. A sparse run then at most doubles the resident
 //!   memory. The arrays of a growing program get memory without a fault for each small page.
 //!
-//! At most [`MOST`] runs allow huge pages at a time, since each may split a mapping into three. On
-//! a machine with isolated CPUs no run does, since khugepaged flushes address translations on every
-//! CPU of the process.
+//! At most [`RUNS_MAX`] runs allow huge pages at a time, since each may split a mapping into three.
+//! On a machine with isolated CPUs no run does, since khugepaged flushes address translations on
+//! every CPU of the process.
 //!
 //! # Concurrency
 //!
@@ -39,7 +39,7 @@ use neap_base::platform::memory::HugePages;
 use neap_base::{Pfn, Platform};
 
 /// The most runs with huge pages: the kernel allows 65530 mappings by default.
-const MOST: u32 = 8192;
+const RUNS_MAX: u32 = 8192;
 
 /// Pages of a huge page.
 const UNIT: u32 = HUGE.pages();
@@ -115,7 +115,7 @@ impl Arena {
     /// Counts one more run with huge pages. Returns `false` at the limit.
     fn count_huge_run(&self) -> bool {
         let count = &self.huge_runs.count;
-        count.fetch_update(Relaxed, Relaxed, |count| (count < MOST).then_some(count + 1)).is_ok()
+        count.fetch_update(Relaxed, Relaxed, |count| (count < RUNS_MAX).then_some(count + 1)).is_ok()
     }
 
     /// Whether a page is in a part of a run in which huge pages are allowed.

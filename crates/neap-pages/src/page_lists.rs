@@ -33,9 +33,9 @@ use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::used_cpus::UsedCpus;
 
 /// Attempts to lock another CPU's lists before they are skipped.
-const TRIES: u32 = 1000;
+const REMOTE_LOCK_TRIES_MAX: u32 = 1000;
 /// A quarter of a second, in nanoseconds.
-const QUARTER: u64 = 250_000_000;
+const QUARTER_NS: u64 = 250_000_000;
 
 /// One CPU's list of one order. The outer links of its ends are not maintained; `length` marks the
 /// end.
@@ -296,7 +296,7 @@ impl<T: Policy> PageLists<T> {
 
     /// Locks the lists of a used CPU, from any CPU; `None` if they stay held.
     fn remote(&self, cpu: usize) -> Option<CpuGuard<'_, PageList<T>>> {
-        self.slot(cpu).lock_bounded(TRIES)
+        self.slot(cpu).lock_bounded(REMOTE_LOCK_TRIES_MAX)
     }
 
     fn is_used(&self, cpu: usize) -> bool {
@@ -380,8 +380,8 @@ impl<T: Policy> PageLists<T> {
     pub(crate) fn quarters(&self, now: u64) -> u32 {
         let told = self.told.load(Relaxed);
         // The first call has no earlier time to count from.
-        let quarters = if told == 0 { 0 } else { now.saturating_sub(told) / QUARTER };
-        self.told.store(if told == 0 { now } else { told + quarters * QUARTER }, Relaxed);
+        let quarters = if told == 0 { 0 } else { now.saturating_sub(told) / QUARTER_NS };
+        self.told.store(if told == 0 { now } else { told + quarters * QUARTER_NS }, Relaxed);
         quarters.min(u32::MAX.into()) as u32
     }
 

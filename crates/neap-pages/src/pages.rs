@@ -33,7 +33,7 @@ use neap_base::{Finding, Order, Pfn, Platform};
 
 /// The fewest pages that `shed` asks to release at once: the pages of a huge page, which is
 /// released as a whole.
-const LEAST_SHED: u32 = 512;
+const SHED_PAGES_MIN: u32 = 512;
 
 /// All pages of a node. `T` is the policy of the CPUs' lists. Only the feature `lab` uses another
 /// one.
@@ -171,7 +171,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // One call may release fewer pages: it leaves blocks that have more backed pages than it
         // still wants.
         while beyond > 0 && !stop() {
-            let released = self.release(platform, beyond.max(LEAST_SHED), stop).released;
+            let released = self.release(platform, beyond.max(SHED_PAGES_MIN), stop).released;
             beyond = if released == 0 { 0 } else { beyond.saturating_sub(released) };
         }
     }
@@ -297,10 +297,10 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             return Some(part).filter(|part| !part.is_empty());
         }
         /// Pages examined under one hold of the zone's lock.
-        const LOOK: u32 = 1 << 18;
+        const EXAMINED_PAGES_MAX: u32 = 1 << 18;
         let mut start = part.start;
         while start < part.end {
-            let pages = (part.end - start).min(LOOK);
+            let pages = (part.end - start).min(EXAMINED_PAGES_MAX);
             let found = self.zone.lock().buddy.backed.next_part(Pfn(start), pages);
             if found.is_some() {
                 return found;

@@ -38,29 +38,29 @@ use neap_base::{Order, Pfn, Platform};
 pub(crate) const LARGEST: Order = Order(8);
 /// With at least this many pages in use or backed, beyond the pages that lists keep, threads
 /// populate blocks: 8 MiB.
-const FLOOR: u32 = 2048;
+const FLOOR_PAGES: u32 = 2048;
 /// The fewest pages in use or backed with which a block of [`Touched::one_more`] is populated: 4
 /// MiB.
-const BULK_FLOOR: u32 = 1024;
+const BULK_FLOOR_PAGES: u32 = 1024;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
-const BATCH: u32 = 64;
+const BATCH_BLOCKS_MAX: u32 = 64;
 /// A batch is at most this multiple of the resident memory. Each time huge pages are allowed for
 /// one, new faults wait for the faults in progress.
-const AT_ONCE: u32 = 2;
+const RESIDENT_MULTIPLE_MAX: u32 = 2;
 /// Once a batch has this many blocks left, a thread allows huge pages for the next batch. Other
 /// threads populate the blocks left meanwhile.
-const AHEAD: u32 = 4;
+const AHEAD_BLOCKS: u32 = 4;
 /// The most pages that come from unbacked pieces of less than 2 MiB between two ticks. A program
 /// that grows slowly fills the pieces. One that grows faster gets huge pages, and the pieces are
 /// left until there is no whole block.
-const MOST_PIECES: u32 = 128;
+const PIECE_PAGES_MAX: u32 = 128;
 /// The smallest blocks that threads populate because the blocks' pages were released and are needed
 /// again: 64 KiB.
 const LEAST_REFILL: Order = Order(4);
 /// A thread populates a block again only if at most one in `FEW` pages of each part is backed.
 const FEW: u32 = 4;
 /// Number of opportunities for population that are skipped after the system refused one.
-const PATIENCE: u32 = 256;
+const SKIPPED_AFTER_REFUSAL: u32 = 256;
 
 /// The state of population, protected by the zone's lock.
 #[derive(Debug, Default)]
@@ -82,7 +82,7 @@ pub(crate) struct Population {
     /// The blocks of the next batch, which become `ready` when that is empty.
     next: Range<u32>,
     /// Number of opportunities to skip.
-    patience: u32,
+    left_to_skip: u32,
     /// Pages that came from unbacked pieces of less than 2 MiB since the last tick.
     pub(crate) pieces: u32,
     /// Pages that may be needed again: see [`Pages::expect_again`](crate::Pages::expect_again).
@@ -102,7 +102,7 @@ impl Population {
 
     /// Sets the most pages that lists keep without tuning.
     pub(crate) fn set_listed(&mut self, listed: u32) {
-        self.floor = FLOOR.saturating_add(listed);
+        self.floor = FLOOR_PAGES.saturating_add(listed);
     }
 
     /// Records that huge pages are allowed in a range from now on.
@@ -135,7 +135,7 @@ impl Inner {
     pub(crate) fn step_to_populate(&mut self, block: Touched, steps: &AtomicU32) -> Option<Step> {
         let Touched { order, one_more, early } = block;
         let resident = self.used() + self.buddy.backed_free;
-        let floor = if one_more { BULK_FLOOR } else { self.population.floor };
+        let floor = if one_more { BULK_FLOOR_PAGES } else { self.population.floor };
         let fits = self.resident_room() >= HUGE.pages();
         if !self.population.enabled || order > LARGEST || resident < floor || !fits {
             return None;
@@ -146,12 +146,12 @@ impl Inner {
             return None;
         }
         let is_piece = missing.is_none() && found.is_some_and(|(_, size, _)| size < HUGE);
-        if is_piece && self.population.pieces < MOST_PIECES {
+        if is_piece && self.population.pieces < PIECE_PAGES_MAX {
             self.population.pieces += order.pages();
             return None;
         }
-        if self.population.patience > 0 {
-            self.population.patience -= 1;
+        if self.population.left_to_skip > 0 {
+            self.population.left_to_skip -= 1;
             return None;
         }
         if let (Some(size), Some((pfn, found, class))) = (missing, found) {
@@ -174,14 +174,14 @@ impl Inner {
         if population.ready.is_empty() {
             population.ready = core::mem::take(&mut population.next);
         }
-        let (ready, few) = (population.ready.len(), (AHEAD * HUGE.pages()) as usize);
+        let (ready, few) = (population.ready.len(), (AHEAD_BLOCKS * HUGE.pages()) as usize);
         if found.is_some() && ready <= few && population.next.is_empty() {
             if population.allowing {
                 if ready == 0 {
                     return Some(self.wait_for_step(steps));
                 }
             } else {
-                let blocks = (resident.saturating_mul(AT_ONCE) / HUGE.pages()).clamp(1, BATCH);
+                let blocks = (resident.saturating_mul(RESIDENT_MULTIPLE_MAX) / HUGE.pages()).clamp(1, BATCH_BLOCKS_MAX);
                 if let Some(pages) = self.detach_huge(blocks) {
                     self.population.allowing = true;
                     return Some(Step::Allow(pages));
@@ -300,7 +300,7 @@ impl Zone {
         inner.population.busy -= HUGE.pages();
         match answer {
             Ok(()) => inner.population.pages += u64::from(HUGE.pages()),
-            Err(_) => inner.population.patience = PATIENCE,
+            Err(_) => inner.population.left_to_skip = SKIPPED_AFTER_REFUSAL,
         }
         // Even after a refusal, a part of the block may have memory now.
         inner.attach_huge(pfn, Memory::All);
@@ -323,7 +323,7 @@ impl Zone {
         inner.population.busy -= size.pages();
         match answer {
             Ok(()) => inner.population.pages += u64::from(size.pages()),
-            Err(_) => inner.population.patience = PATIENCE,
+            Err(_) => inner.population.left_to_skip = SKIPPED_AFTER_REFUSAL,
         }
         // Even after a refusal, a part of the block may have memory now.
         inner.attach_populated(pfn, size, Memory::All);
@@ -421,7 +421,7 @@ mod tests {
         let o = opened_with_a_huge_page(&machine);
         (0..2).for_each(|_| _ = o.pages.tick(&machine));
         let zero = || o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap().zero;
-        assert_eq!((0..8).filter(|_| zero()).count(), MOST_PIECES as usize / 32, "blocks out of pieces");
+        assert_eq!((0..8).filter(|_| zero()).count(), PIECE_PAGES_MAX as usize / 32, "blocks out of pieces");
         assert_eq!(o.pages.statistics().populated, 1024);
         o.pages.verify().unwrap();
     }
@@ -458,7 +458,7 @@ mod tests {
             let populated = o.pages.statistics().populated - before;
             let zero = freed[..200].iter().filter(|block| block.zero).count();
             // If nothing is expected, the first blocks are small pages out of the pieces.
-            let pieces = MOST_PIECES as usize / 32;
+            let pieces = PIECE_PAGES_MAX as usize / 32;
             assert!(if expected { populated >= 200 * 32 && zero == 0 } else { zero >= pieces }, "{populated}, {zero}");
             freed[200..].iter_mut().for_each(|block| **block = take(5));
             o.pages.verify().unwrap();

@@ -33,14 +33,14 @@ use neap_base::{Order, Pfn, Platform};
 
 /// The most bytes of one call. During a call the kernel flushes other CPUs' address translations
 /// and holds locks.
-const CALL_BYTES: usize = 32 << 20;
+const CALL_BYTES_MAX: usize = 32 << 20;
 /// The most calls for single blocks in one tick.
-const SINGLE_CALLS: u32 = 64;
+const SINGLE_CALLS_MAX: u32 = 64;
 /// Number of refused calls after which a run releases no more chunks.
-const REFUSALS: u32 = 2;
+const REFUSALS_MAX: u32 = 2;
 /// The most ticks without a release after the system refused everything. Also the number of runs
 /// that release blocks one by one after the system refused a call for several.
-const MOST_PATIENCE: u32 = 64;
+const IDLE_TICKS_MAX: u32 = 64;
 
 /// The result of a tick or release.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub(crate) struct Release {
     turn: AtomicBool,
     /// Number of further ticks that release nothing, because the system refused everything.
     idle: AtomicU32,
-    patience: AtomicU32,
+    idle_after_refusal: AtomicU32,
     /// Number of further runs that release blocks one by one.
     singly: AtomicU32,
     pub(crate) released: AtomicU64,
@@ -119,7 +119,7 @@ impl Release {
             ranges: core::ptr::with_exposed_provenance_mut(address),
             turn: AtomicBool::new(false),
             idle: AtomicU32::new(0),
-            patience: AtomicU32::new(0),
+            idle_after_refusal: AtomicU32::new(0),
             singly: AtomicU32::new(0),
             released: AtomicU64::new(0),
             punched: AtomicU64::new(0),
@@ -203,7 +203,7 @@ impl<P: Platform> ReleasePass<'_, P> {
             // Only `run` counts `idle` down.
             return false;
         }
-        let mut rationed = if self.effort == Effort::Full { u32::MAX } else { SINGLE_CALLS };
+        let mut rationed = if self.effort == Effort::Full { u32::MAX } else { SINGLE_CALLS_MAX };
         while rationed > 0 && !(self.stop)() {
             let count = gather(self.ranges);
             if count == 0 {
@@ -232,19 +232,19 @@ impl<P: Platform> ReleasePass<'_, P> {
         release.failures.fetch_add(report.failed.into(), Ordering::Relaxed);
         // If everything was refused, try less and less often. Otherwise start anew.
         let refused = report.failed > 0 && report.released == 0;
-        let patience = release.patience.load(Ordering::Relaxed);
-        let patience = if refused { (2 * patience + 1).min(MOST_PATIENCE) } else { 0 };
-        release.patience.store(patience, Ordering::Relaxed);
-        release.idle.store(patience, Ordering::Relaxed);
+        let idle_after_refusal = release.idle_after_refusal.load(Ordering::Relaxed);
+        let idle_after_refusal = if refused { (2 * idle_after_refusal + 1).min(IDLE_TICKS_MAX) } else { 0 };
+        release.idle_after_refusal.store(idle_after_refusal, Ordering::Relaxed);
+        release.idle.store(idle_after_refusal, Ordering::Relaxed);
         !refused
     }
 
     /// Releases whole chunks. Returns the number of pages still wanted.
     fn chunks(&self, mut wanted: u32, report: &mut Report) -> u32 {
         let bytes = (CHUNK as usize) << self.arena.page_shift();
-        let most = (CALL_BYTES / bytes).max(1) as u32;
+        let most = (CALL_BYTES_MAX / bytes).max(1) as u32;
         let (mut below, failed) = (u32::MAX, report.failed);
-        while wanted > 0 && report.failed - failed < REFUSALS && !(self.stop)() {
+        while wanted > 0 && report.failed - failed < REFUSALS_MAX && !(self.stop)() {
             let mut inner = self.zone.lock();
             let Some(DetachedChunks { first, count, backed }) = inner.buddy.detach_chunks(below, most, wanted) else {
                 break;
@@ -273,7 +273,7 @@ impl<P: Platform> ReleasePass<'_, P> {
         let (start, length) = (self.arena.address(pfn), (pages as usize) << self.arena.page_shift());
         let mut done = 0;
         while done < length {
-            let part = (length - done).min(CALL_BYTES);
+            let part = (length - done).min(CALL_BYTES_MAX);
             if !self.call(start + done, part, report) {
                 break;
             }
@@ -335,7 +335,7 @@ impl<P: Platform> ReleasePass<'_, P> {
 
     /// Releases blocks smaller than a chunk. Returns the number of pages still wanted.
     fn blocks(&mut self, mut wanted: u32, report: &mut Report) -> u32 {
-        let mut rationed = if self.effort == Effort::Full { u32::MAX } else { SINGLE_CALLS };
+        let mut rationed = if self.effort == Effort::Full { u32::MAX } else { SINGLE_CALLS_MAX };
         while wanted > 0 && rationed > 0 && !(self.stop)() {
             let count = self.gather(&mut wanted);
             let done = self.scattered(count, &mut rationed, report);
@@ -380,7 +380,7 @@ impl<P: Platform> ReleasePass<'_, P> {
         while !dry {
             let mut inner = self.zone.lock();
             for _ in 0..self.hold {
-                dry = count == self.ranges.len() || bytes >= CALL_BYTES || *wanted == 0;
+                dry = count == self.ranges.len() || bytes >= CALL_BYTES_MAX || *wanted == 0;
                 let block = if dry { None } else { inner.buddy.detach_block(*wanted, self.least) };
                 let Some((pfn, order, backed)) = block else {
                     dry = true;
@@ -427,7 +427,7 @@ impl<P: Platform> ReleasePass<'_, P> {
             }
             if done == before {
                 report.failed += 1;
-                release.singly.store(MOST_PATIENCE, Ordering::Relaxed);
+                release.singly.store(IDLE_TICKS_MAX, Ordering::Relaxed);
                 break;
             }
         }

@@ -88,7 +88,7 @@ impl Buddy {
     /// row's blocks must be among the first few free blocks of half the size.
     fn take_joined(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         /// Number of blocks examined.
-        const LOOKS: usize = 8;
+        const EXAMINED_BLOCKS_MAX: usize = 8;
         let order = Order::holding(pages);
         if align > 1 || pages > CHUNK || order.0 < 2 || self.backed_free < pages || self.has_backed(order) {
             return None;
@@ -96,7 +96,7 @@ impl Buddy {
         let half = Order(order.0 - 1);
         let first = |class: usize| self.lists[class][half.index()].head.some();
         let (mut next, mut rest) = (first(BACKED), first(PARTLY));
-        for _ in 0..LOOKS {
+        for _ in 0..EXAMINED_BLOCKS_MAX {
             let block = next.or_else(|| rest.take())?;
             let start = self.free_before(block, half, |class| class != UNBACKED);
             let chunk_end = ((block.0 / CHUNK + 1) * CHUNK).min(self.frames.pages());

@@ -25,17 +25,17 @@ use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
 
 /// Number of waits for travelling pages before an allocation fails: one or two tenths of a second.
-const LOOKS: u32 = 2000;
+const POLLS_MAX: u32 = 2000;
 
 /// The most pages that a node draws from the reserve beyond what it needs.
-const MOST_AHEAD: i64 = 256;
+const AHEAD_PAGES_MAX: i64 = 256;
 
 /// Waits between two attempts of a bounded wait for another thread's system call.
-pub(crate) fn wait<P: Platform>(platform: &P, look: u32) {
+pub(crate) fn wait<P: Platform>(platform: &P, poll: u32) {
     /// Number of attempts that only yield; later ones sleep.
-    const QUICK: u32 = 32;
-    const NANOSECONDS: u64 = 50_000;
-    if look < QUICK { platform.pause() } else { platform.sleep(NANOSECONDS) }
+    const PAUSES_MAX: u32 = 32;
+    const SLEEP_NS: u64 = 50_000;
+    if poll < PAUSES_MAX { platform.pause() } else { platform.sleep(SLEEP_NS) }
 }
 
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Inner {
         // more, so that the reserve has pages for nodes that need many. Relaxed: a count that
         // publishes no other data.
         let missing = i64::from(missing);
-        let drawn = |left: i64| missing + ((left - missing) / 4).min(MOST_AHEAD);
+        let drawn = |left: i64| missing + ((left - missing) / 4).min(AHEAD_PAGES_MAX);
         let before = arena.reserve.fetch_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
         // The sum is at most the whole budget, which is less than `UNLIMITED`.
         self.budget += before.map_or(0, |left| drawn(left) as u32);
@@ -281,7 +281,7 @@ impl Zone {
         Wanted { pages, growth, populate }: Wanted,
         mut take: impl FnMut(&mut Buddy, u32) -> Option<T>,
     ) -> Result<T, Exhausted> {
-        let mut looks = 0;
+        let mut polls = 0;
         loop {
             let mut inner = self.lock();
             let fits = inner.fits(pages, arena);
@@ -309,11 +309,11 @@ impl Zone {
             if fits && self.end_population(arena, platform) {
                 continue;
             }
-            if !coming || looks == LOOKS {
+            if !coming || polls == POLLS_MAX {
                 return Err(Exhausted);
             }
-            wait(platform, looks);
-            looks += 1;
+            wait(platform, polls);
+            polls += 1;
         }
     }
 
@@ -362,12 +362,12 @@ impl Zone {
     /// see it free.
     pub(crate) fn give_chain(&self, mut chain: Chain, order: Order, blocks: u32) {
         /// Spins, some tenths of a microsecond, until a waiting CPU has seen that the lock is free.
-        const TURNS: u32 = 20;
+        const SPINS: u32 = 20;
         let waits = self.waits();
         while chain.blocks > 0 {
             self.lock().buddy.give_chain(&mut chain, order, blocks);
             if chain.blocks > 0 && self.waits() != waits {
-                (0..TURNS).for_each(|_| core::hint::spin_loop());
+                (0..SPINS).for_each(|_| core::hint::spin_loop());
             }
         }
     }

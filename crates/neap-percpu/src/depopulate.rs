@@ -37,9 +37,9 @@ use neap_base::platform::{Errno, memory};
 use neap_os::stack;
 
 /// Maximum number of ticks without a release after the system refused one.
-const MOST_PATIENCE: u32 = 64;
+const IDLE_TICKS_MAX: u32 = 64;
 /// Maximum number of page runs that one pass releases.
-const RUNS: usize = 128;
+const RUNS_MAX: usize = 128;
 
 /// State that belongs to the holder of the turn.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(crate) struct Work {
     ranges: *mut memory::Range,
     /// Ticks left in which nothing is released, because the system refused.
     idle: u32,
-    patience: u32,
+    idle_after_refusal: u32,
     pub(crate) counts: WorkTotals,
 }
 
@@ -111,7 +111,7 @@ impl Work {
     /// There is zeroed room for [`SCATTERED_RANGES`] ranges at `ranges`, aligned for a range. Only
     /// this value uses the room as long as it exists.
     pub(crate) unsafe fn at(ranges: *mut memory::Range) -> Work {
-        Work { ranges, idle: 0, patience: 0, counts: WorkTotals::default() }
+        Work { ranges, idle: 0, idle_after_refusal: 0, counts: WorkTotals::default() }
     }
 
     fn ranges(&mut self) -> &mut [memory::Range] {
@@ -193,10 +193,10 @@ impl<C: Charge> PerCpuData<C> {
         report.released = work.counts.released - before.released;
         report.failed = work.counts.release_failures - before.release_failures;
         if report.failed > 0 && report.released == 0 {
-            work.patience = (2 * work.patience + 1).min(MOST_PATIENCE);
-            work.idle = work.patience;
+            work.idle_after_refusal = (2 * work.idle_after_refusal + 1).min(IDLE_TICKS_MAX);
+            work.idle = work.idle_after_refusal;
         } else if report.released > 0 {
-            work.patience = 0;
+            work.idle_after_refusal = 0;
         }
         report.more = state.wanted || state.empty > high || state.has_more();
         report.rests = work.idle > 0;
@@ -226,9 +226,9 @@ impl<C: Charge> PerCpuData<C> {
         stop: &dyn Fn() -> bool,
     ) -> neap_base::mutex::Guard<'a, Work> {
         while !stop() {
-            let mut runs = [PageRun { chunk: 0, first: 0, count: 0 }; RUNS];
-            let mut gone = [0; RUNS];
-            let most = RUNS.min(SCATTERED_RANGES / self.geometry.groups).max(1);
+            let mut runs = [PageRun { chunk: 0, first: 0, count: 0 }; RUNS_MAX];
+            let mut gone = [0; RUNS_MAX];
+            let most = RUNS_MAX.min(SCATTERED_RANGES / self.geometry.groups).max(1);
             let mut state = self.state.lock();
             let Gathered { runs: count, destroyed } = state.gather(&mut runs[..most], &mut gone, floor);
             let length = state.chunks.tables_length();

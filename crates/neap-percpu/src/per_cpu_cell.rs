@@ -13,7 +13,7 @@ use neap_base::cpu_lock::CpuGuard;
 use neap_base::{CpuLock, Platform};
 
 /// Attempts to take a lock between pauses.
-const TURNS: u32 = 100;
+const LOCK_TRIES_MAX: u32 = 100;
 
 /// A value for each CPU. Dropping it frees its memory. If its owner was closed before, the caller
 /// must forget this value instead of dropping it.
@@ -74,7 +74,7 @@ impl<T: Send, H: Host> PerCpu<T, H> {
     /// Locks the copy of a CPU; waits for its holder.
     pub fn on(&self, cpu: usize) -> CpuGuard<'_, T> {
         loop {
-            if let Some(guard) = self.copy(cpu).lock_bounded(TURNS) {
+            if let Some(guard) = self.copy(cpu).lock_bounded(LOCK_TRIES_MAX) {
                 return guard;
             }
             self.host.platform().pause();

@@ -15,7 +15,7 @@ use core::ops::Range;
 use neap_base::bitmap;
 
 /// Maximum number of an owner's rows that are tried for room.
-const TRIES: usize = 8;
+const TRIED_ROWS_MAX: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -136,7 +136,7 @@ impl State {
         }
         let mut index = self.rows.record(request.owner)?.head;
         let first = index;
-        for tried in 0..TRIES {
+        for tried in 0..TRIED_ROWS_MAX {
             if index == NONE {
                 return None;
             }
@@ -159,7 +159,7 @@ impl State {
                     return Some(place);
                 }
             }
-            if tried == TRIES - 1 {
+            if tried == TRIED_ROWS_MAX - 1 {
                 // Moves the first row behind the full ones until something in it is freed, so that
                 // other rows are tried.
                 self.rows.relist(first, ListEnd::Tail);

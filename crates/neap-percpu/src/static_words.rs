@@ -20,7 +20,7 @@ use neap_base::sync::AtomicUsize;
 
 /// Number of interrupted attempts after which an addition is refused. A debugger interrupts every
 /// attempt.
-const ATTEMPTS: usize = 3;
+const ATTEMPTS_MAX: usize = 3;
 
 /// The words of the count.
 const TAKEN: usize = 0;
@@ -94,7 +94,7 @@ impl PerCpuWords {
     #[cold]
     #[inline(never)]
     fn attempt_again(&self, open: &AtomicUsize, word: usize, value: i64) -> bool {
-        (1..ATTEMPTS).any(|_| self.attempt(open, word, value))
+        (1..ATTEMPTS_MAX).any(|_| self.attempt(open, word, value))
     }
 
     fn each(&self, word: usize) -> impl Iterator<Item = &AtomicI64> {

@@ -17,7 +17,7 @@ pub(crate) use neap_os::rseq::Counted;
 
 /// Number of interrupted attempts after which an addition is refused. A debugger interrupts every
 /// attempt.
-const ATTEMPTS: usize = 3;
+const ATTEMPTS_MAX: usize = 3;
 
 /// An allocation of words.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl<H: Host> Words<H> {
     #[cold]
     #[inline(never)]
     fn attempt_again(&self, offsets: *const usize, word: usize, value: i64) -> bool {
-        (1..ATTEMPTS).any(|_| self.attempt(offsets, word, value))
+        (1..ATTEMPTS_MAX).any(|_| self.attempt(offsets, word, value))
     }
 
     #[cold]

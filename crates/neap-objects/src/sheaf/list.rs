@@ -15,7 +15,7 @@ use core::ptr::{NonNull, null_mut};
 
 /// The most sheaves that [`SheafList::pop_for`] checks for a home. Each check reads a cache line
 /// under the barn's lock.
-const LOOKED_AT: usize = 8;
+const EXAMINED_SHEAVES_MAX: usize = 8;
 
 /// Number of chains of a list. A sheaf lies on the chain of its home. With no more CPUs than
 /// chains, the first sheaf of a chain has the right home.
@@ -146,7 +146,7 @@ impl SheafList {
     pub fn pop_for(&mut self, cpu: u16) -> Option<Sheaf> {
         let chain = usize::from(cpu) % CHAINS;
         let mut link = &raw mut self.chains[chain];
-        for _ in 0..LOOKED_AT {
+        for _ in 0..EXAMINED_SHEAVES_MAX {
             // SAFETY: the link is a chain's, or that of a sheaf of the list, which owns it.
             unsafe {
                 // Raw pointers, not references: the result gives access to the cells as well.

@@ -21,17 +21,17 @@ use crate::cost::{self, ZoneLock};
 /// Time that policies see at the start, as on a machine that has run for a while.
 pub(super) const START: u64 = 10 * SECOND;
 /// Vain ticks after which none follows soon.
-const LAST_TICKS: u32 = 3;
+const VAIN_TICKS_MAX: u32 = 3;
 /// Nanoseconds between two attempts of a CPU that waits for an operation of another CPU.
 pub(super) const RETRY: u64 = 20_000;
 /// Attempts after which an operation fails.
-const ATTEMPTS: u32 = 100;
+const ATTEMPTS_MAX: u32 = 100;
 impl<T: Policy> Machine<T> {
     pub(super) fn tick(&mut self, node: usize) {
         let zone = &mut self.zones[node];
         let past = (self.now + SECOND).saturating_sub(zone.lab.platform().now());
         zone.lab.platform().advance(past);
-        let (listed, held) = zone.lab.tick(zone.empty_ticks >= LAST_TICKS);
+        let (listed, held) = zone.lab.tick(zone.empty_ticks >= VAIN_TICKS_MAX);
         zone.empty_ticks = if listed { 0 } else { zone.empty_ticks + 1 };
         self.maintain(node, held);
     }
@@ -121,7 +121,7 @@ impl<T: Policy> Machine<T> {
             self.costs.counts.misses_with_pages_listed += u64::from(listed);
             return Some(Operation { node: next, ..operation });
         }
-        if attempts < ATTEMPTS && self.zones.iter().any(|zone| zone.visiting > 0 || zone.reclaiming) {
+        if attempts < ATTEMPTS_MAX && self.zones.iter().any(|zone| zone.visiting > 0 || zone.reclaiming) {
             self.work(cpu, RETRY as u32);
             return Some(Operation { node: home, ..operation });
         }

@@ -12,7 +12,7 @@ use neap_pages::policy::{self, Limits, List, Policy, ZoneState};
 pub struct DoubleHalve {
     batch: u32,
     high: u32,
-    seen: u32,
+    moved_at_tick: u32,
 }
 
 impl DoubleHalve {
@@ -26,7 +26,7 @@ impl DoubleHalve {
 impl Policy for DoubleHalve {
     fn new(limits: &Limits) -> DoubleHalve {
         let batch = limits.fixed.batch;
-        DoubleHalve { batch, high: limits.fixed.high.min(2 * batch), seen: 0 }
+        DoubleHalve { batch, high: limits.fixed.high.min(2 * batch), moved_at_tick: 0 }
     }
 
     fn high(&self) -> u32 {
@@ -52,8 +52,8 @@ impl Policy for DoubleHalve {
     }
 
     fn decay(&mut self, list: List, supply: &ZoneState<'_>, _quarters: u32) -> u32 {
-        let rested = list.moved == self.seen;
-        self.seen = list.moved;
+        let rested = list.moved == self.moved_at_tick;
+        self.moved_at_tick = list.moved;
         if rested {
             self.set(0, supply);
         }

@@ -13,12 +13,12 @@ use super::upstream::Upstream;
 #[derive(Clone, Copy, Debug)]
 pub struct IdleGuard {
     upstream: Upstream,
-    least: u32,
+    count_min_since_decay: u32,
 }
 
 impl Policy for IdleGuard {
     fn new(limits: &Limits) -> IdleGuard {
-        IdleGuard { upstream: Upstream::new(limits), least: u32::MAX }
+        IdleGuard { upstream: Upstream::new(limits), count_min_since_decay: u32::MAX }
     }
 
     fn high(&self) -> u32 {
@@ -30,7 +30,7 @@ impl Policy for IdleGuard {
     }
 
     fn asked(&mut self, list: List, order: u8) {
-        self.least = self.least.min(list.count.saturating_sub(1 << order));
+        self.count_min_since_decay = self.count_min_since_decay.min(list.count.saturating_sub(1 << order));
         self.upstream.asked(list, order);
     }
 
@@ -46,8 +46,8 @@ impl Policy for IdleGuard {
         if !self.upstream.is_second(quarters) {
             return 0;
         }
-        let least = core::mem::replace(&mut self.least, list.count);
-        if least < supply.limits.fixed.batch {
+        let count_min_since_decay = core::mem::replace(&mut self.count_min_since_decay, list.count);
+        if count_min_since_decay < supply.limits.fixed.batch {
             return list.count.saturating_sub(self.upstream.high());
         }
         self.upstream.second(list.count, supply.limits)

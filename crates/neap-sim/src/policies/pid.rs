@@ -15,11 +15,11 @@ use neap_pages::policy::{self, Limits, List, Policy, ZoneState};
 #[derive(Clone, Copy, Debug)]
 pub struct Pid {
     high: u32,
-    came: u32,
-    went: u32,
+    refilled_pages: u32,
+    spilled_pages: u32,
     error: i32,
     sum: i32,
-    seen: u32,
+    moved_at_tick: u32,
     doublings: u8,
     last: ListEvent,
 }
@@ -44,7 +44,16 @@ impl Pid {
 impl Policy for Pid {
     fn new(limits: &Limits) -> Pid {
         let high = limits.fixed.high;
-        Pid { high, came: 0, went: 0, error: 0, sum: 0, seen: 0, doublings: 0, last: ListEvent::Spill }
+        Pid {
+            high,
+            refilled_pages: 0,
+            spilled_pages: 0,
+            error: 0,
+            sum: 0,
+            moved_at_tick: 0,
+            doublings: 0,
+            last: ListEvent::Spill,
+        }
     }
 
     fn high(&self) -> u32 {
@@ -61,30 +70,30 @@ impl Policy for Pid {
         }
         let batch = self.event(ListEvent::Spill, &supply());
         let give = list.count.saturating_sub(self.high).max(batch).min(list.count);
-        self.went = self.went.saturating_add(give);
+        self.spilled_pages = self.spilled_pages.saturating_add(give);
         give
     }
 
     fn refill(&mut self, _list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         let batch = self.event(ListEvent::Refill, supply);
         let blocks = policy::blocks(batch, self.high, order);
-        self.came = self.came.saturating_add(blocks << order);
+        self.refilled_pages = self.refilled_pages.saturating_add(blocks << order);
         blocks
     }
 
     fn decay(&mut self, list: List, supply: &ZoneState<'_>, quarters: u32) -> u32 {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
-        let rested = list.moved == self.seen;
-        self.seen = list.moved;
+        let rested = list.moved == self.moved_at_tick;
+        self.moved_at_tick = list.moved;
         if quarters > 0 {
-            let saved = self.came.min(self.went) as i32;
+            let saved = self.refilled_pages.min(self.spilled_pages) as i32;
             let error = if saved > 0 { saved } else { -(self.high as i32 / 16) };
             // An unbounded sum would change the size long after the traffic has ended.
             let bound = limits.ceiling as i32;
             self.sum = (self.sum.saturating_add(error)).clamp(-bound, bound);
             let step = error / 2 + self.sum / 8 + (error - self.error) / 4;
             self.high = self.high.saturating_add_signed(step).max(limits.fixed.high).min(cap);
-            (self.error, self.came, self.went) = (error, 0, 0);
+            (self.error, self.refilled_pages, self.spilled_pages) = (error, 0, 0);
         }
         if rested { list.count } else { list.count.saturating_sub(self.high) }
     }
@@ -111,13 +120,13 @@ mod tests {
         let mut policy = Pid::new(&bounds);
         for moved in 1..=20 {
             let traffic = 8000_u32.saturating_sub(policy.high()) / 2;
-            (policy.came, policy.went) = (traffic, traffic + 10);
+            (policy.refilled_pages, policy.spilled_pages) = (traffic, traffic + 10);
             policy.decay(List { count: 0, moved }, &plenty, 1);
         }
         assert!(policy.high() > 4000, "{}", policy.high());
         (0..60).for_each(|_| _ = policy.decay(List { count: 0, moved: 20 }, &plenty, 1));
         assert!(policy.is_settled(&bounds), "{}", policy.high());
-        policy.came = 500;
+        policy.refilled_pages = 500;
         policy.decay(List { count: 0, moved: 21 }, &plenty, 1);
         assert!(policy.is_settled(&bounds), "refills alone are no reason");
     }

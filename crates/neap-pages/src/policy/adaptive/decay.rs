@@ -19,7 +19,7 @@ use super::keep_target::KeepTarget;
 /// Quarters of a second without use after which the list's state is reset.
 const RESET_QUARTERS: u8 = 8;
 /// Binary logarithm of the most quarters before a try to keep less.
-const PATIENCE_MAX: u8 = 4;
+const TRY_INTERVAL_LOG2_MAX: u8 = 4;
 /// Quarters after which a list is trimmed.
 const TRIM_QUARTERS: u8 = 4;
 /// The most steps of one tick, however long ago the last one was.
@@ -35,10 +35,10 @@ pub(super) struct Decay {
     quarters_since_trim: u8,
     quarters_without_event: u8,
     quarters_without_use: u8,
-    /// Binary logarithm of the quarters before the next try: see [`PATIENCE_MAX`].
-    patience: u8,
+    /// Binary logarithm of the quarters before the next try: see [`TRY_INTERVAL_LOG2_MAX`].
+    try_interval_log2: u8,
     /// Whether the list tries to keep less.
-    trying: bool,
+    is_trying: bool,
     event_since_tick: bool,
     event_since_quarter: bool,
 }
@@ -55,8 +55,8 @@ impl Decay {
 
     /// Records that the list keeps more pages: a try to keep less has failed.
     pub(super) fn end_try(&mut self) {
-        if core::mem::take(&mut self.trying) {
-            self.patience = (self.patience + 1).min(PATIENCE_MAX);
+        if core::mem::take(&mut self.is_trying) {
+            self.try_interval_log2 = (self.try_interval_log2 + 1).min(TRY_INTERVAL_LOG2_MAX);
         }
     }
 
@@ -89,13 +89,13 @@ impl Decay {
         self.quarters_without_event = self.quarters_without_event.saturating_add(quarters);
         if rested {
             keep.forget_spills();
-            (self.patience, self.trying) = (0, false);
+            (self.try_interval_log2, self.is_trying) = (0, false);
             (0..quarters.min(STEPS_MAX)).for_each(|_| keep.step_down(8, limits));
-        } else if self.quarters_without_event >= 1 << self.patience {
-            self.patience -= u8::from(self.trying && self.patience > 0);
-            self.trying = keep.pages > limits.fixed.high;
+        } else if self.quarters_without_event >= 1 << self.try_interval_log2 {
+            self.try_interval_log2 -= u8::from(self.is_trying && self.try_interval_log2 > 0);
+            self.is_trying = keep.pages > limits.fixed.high;
             self.quarters_without_event = 0;
-            keep.step_down(8 << self.patience, limits);
+            keep.step_down(8 << self.try_interval_log2, limits);
         }
     }
 
@@ -116,6 +116,6 @@ impl Decay {
     }
 
     pub(super) fn is_settled(&self) -> bool {
-        self.patience == 0 && !self.event_since_tick && !self.event_since_quarter
+        self.try_interval_log2 == 0 && !self.event_since_tick && !self.event_since_quarter
     }
 }

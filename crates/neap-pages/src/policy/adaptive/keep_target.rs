@@ -18,9 +18,9 @@ use super::super::{Limits, List};
 /// if the zone's lock is busy.
 const SOON_IF_BUSY_MAX: u8 = 3;
 /// Weight of a visit that finds the zone's lock busy, relative to one that does not.
-const BUSY: u8 = 16;
+const BUSY_WEIGHT: u8 = 16;
 /// The largest sum of weights.
-const BUSY_MAX: u8 = 8 * BUSY;
+const BUSY_WEIGHT_MAX: u8 = 8 * BUSY_WEIGHT;
 
 /// The pages that one list is to keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) struct KeepTarget {
     count_after_spill: u32,
     quarters_since_spill: u8,
     /// Sum of the weights of visits that found the zone's lock busy, less one for each other visit.
-    busy: u8,
+    busy_weight: u8,
     /// Whether any of the spilled pages were asked for again.
     any_claimed: bool,
 }
@@ -71,12 +71,12 @@ impl KeepTarget {
 
     /// Records a visit to the zone, before it is known whether the zone's lock is busy.
     pub(super) fn add_visit(&mut self) {
-        self.busy = self.busy.saturating_sub(1);
+        self.busy_weight = self.busy_weight.saturating_sub(1);
     }
 
     /// Records that the last visit found the zone's lock busy.
     pub(super) fn add_busy_visit(&mut self) {
-        self.busy = (self.busy + BUSY).min(BUSY_MAX);
+        self.busy_weight = (self.busy_weight + BUSY_WEIGHT).min(BUSY_WEIGHT_MAX);
     }
 
     /// Records that a list spilled pages, and then has `list.count`.
@@ -108,7 +108,7 @@ impl KeepTarget {
     }
 
     fn is_soon(&self) -> bool {
-        self.quarters_since_spill <= if self.busy >= BUSY { SOON_IF_BUSY_MAX } else { 0 }
+        self.quarters_since_spill <= if self.busy_weight >= BUSY_WEIGHT { SOON_IF_BUSY_MAX } else { 0 }
     }
 
     /// Applies the effect of one or more quarters of a second.
@@ -120,7 +120,7 @@ impl KeepTarget {
             }
             (self.spilled_pages_unclaimed, self.any_claimed) = (0, false);
         }
-        self.busy -= self.busy / 4;
+        self.busy_weight -= self.busy_weight / 4;
     }
 
     /// Forgets the spilled pages that were not claimed.
