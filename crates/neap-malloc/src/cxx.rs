@@ -28,6 +28,8 @@ use neap::NamedSize;
 use neap::process::PROCESS;
 use neap_os::dynamic_linker;
 
+// No instruction. The linker defines both symbols in each library. Hidden symbols are this
+// library's own.
 global_asm!(".hidden __ehdr_start", ".hidden _etext");
 
 /// `operator new(size)`.
@@ -47,6 +49,7 @@ macro_rules! ends_in {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         extern "C" fn $name() {
+            // go to the chosen $other
             naked_asm!(
                 ".cfi_startproc",
                 jump!($other),

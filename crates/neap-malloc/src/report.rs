@@ -61,7 +61,8 @@ extern "C" fn malloc_stats() {
     ));
 }
 
-// The linker adds `fwrite` to a static program for a strong reference only.
+// No instruction. The symbol is weak, since the linker adds `fwrite` to a static program for a
+// strong reference only.
 #[cfg(not(target_feature = "crt-static"))]
 core::arch::global_asm!(".weak fwrite");
 

@@ -38,6 +38,8 @@ unsafe extern "C" fn vfork() -> c_int {
 unsafe extern "C" fn __vfork() -> c_int {
     // Jumps to the `vfork` that the dynamic linker chose, without a linkage table, which has no
     // unwind information.
+    //
+    // go to the chosen vfork
     naked_asm!(".cfi_startproc", jump!("vfork"), ".cfi_endproc")
 }
 

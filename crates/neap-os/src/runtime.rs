@@ -13,6 +13,8 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 // The prebuilt `core` refers to this symbol, although no code unwinds. The symbol is hidden and
 // weak. So it neither replaces the symbol of a Rust program, nor clashes with that symbol where
 // libneap.a is linked into the program.
+//
+// rust_eh_personality: trap
 global_asm!(
     ".pushsection .text.rust_eh_personality,\"ax\",@progbits",
     ".weak rust_eh_personality",

@@ -10,7 +10,8 @@ use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use rustix::fs::{CWD, Mode, OFlags, RawDir};
 
-global_asm!(".weak __libc_single_threaded"); // glibc has it from 2.32 on.
+// No instruction. The symbol is weak, since glibc has it only from 2.32 on.
+global_asm!(".weak __libc_single_threaded");
 
 /// The thread pointer, an address in this thread's control block. It identifies the thread, and is
 /// never 0.

@@ -21,6 +21,11 @@ use core::arch::global_asm;
 // The symbol is hidden, so each library and program has its own. No function of the C API has this
 // name. The area's second word, the CPU id, is -1, which means that the thread is not registered.
 // The area's address is a multiple of 32, as the kernel demands.
+//
+// bytes 0 to 47:  the six words, 0
+// bytes 48 to 55: `ASKED`, 0
+// bytes 56 to 63: unused
+// bytes 64 to 95: the rseq area: cpu_id_start 0, cpu_id -1, then 0
 global_asm!(
     ".pushsection .tdata.__entered_of_neap, \"awT\", %progbits",
     ".balign 32",

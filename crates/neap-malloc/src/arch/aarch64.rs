@@ -10,6 +10,7 @@ macro_rules! chosen {
         let address: usize;
         // SAFETY: loads a word of this library's own global offset table.
         unsafe {
+            // {0} := entry of the name in the GOT
             core::arch::asm!(concat!("adrp {0}, :got:", $name), concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"),
                 out(reg) address,
                 options(nostack, nomem, preserves_flags));
@@ -18,6 +19,12 @@ macro_rules! chosen {
     }};
 }
 
+/// Text that jumps to the function that the dynamic linker chose for a name.
+///
+/// ```text
+/// x16 := the name's entry in the GOT
+/// go to x16
+/// ```
 macro_rules! jump {
     ($name:literal) => {
         concat!("adrp x16, :got:", $name, "\nldr x16, [x16, :got_lo12:", $name, "]\nbr x16")
@@ -30,12 +37,31 @@ pub(crate) fn own_code() -> Range<usize> {
     let (start, end): (usize, usize);
     // SAFETY: accesses no memory; the linker defines both symbols.
     unsafe {
+        // {0} := start of this library; {1} := end of its code
         asm!("adrp {0}, __ehdr_start", "add {0}, {0}, :lo12:__ehdr_start", "adrp {1}, _etext", "add {1}, {1}, :lo12:_etext",
             out(reg) start, out(reg) end, options(nostack, nomem, preserves_flags));
     }
     start..end
 }
 
+/// Calls `take`. If it returns null, jumps to the result of `other`.
+///
+/// ```text
+///                 push x29, x30, x0, x1 and x2
+///                 x0 := take(x0, x1, x2)
+///                 if x0 != 0: go to taken
+///                 x16 := other()
+///                 pop x0, x1, x2, x29 and x30
+///                 go to x16
+/// taken (2):      pop x29 and x30
+///                 return x0
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `x0`, `x1`, `x2` | the caller's arguments; `x0` also the result of `take` |
+/// | `x16` | the function to jump to |
+/// | `x29`, `x30` | frame and return address |
 macro_rules! or_other {
     ($take:ident, $other:ident) => {
         core::arch::naked_asm!(
@@ -63,6 +89,21 @@ macro_rules! or_other {
     };
 }
 
+/// Masks the second argument, and jumps to the result of `next`.
+///
+/// ```text
+/// w1 := w1 & mask
+/// push x29, x30, x0 and x1
+/// x16 := next()
+/// pop x0, x1, x29 and x30
+/// go to x16
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `x0`, `x1` | the caller's arguments |
+/// | `x16` | the function to jump to |
+/// | `x29`, `x30` | frame and return address |
 macro_rules! filtered {
     ($mask:expr, $next:ident) => {
         core::arch::naked_asm!(
@@ -82,9 +123,25 @@ macro_rules! filtered {
     };
 }
 
-/// x9 and x10 keep the registration that `before` ended, and x30 the return address. The kernel
-/// changes none of these registers. arm64 has no system call `vfork`. `clone` with CLONE_VM,
+/// The body of `vfork`. The child overwrites the stack, so registers keep what the parent needs.
+/// The kernel does not change them. arm64 has no system call `vfork`. `clone` with CLONE_VM,
 /// CLONE_VFORK and SIGCHLD does the same, on the caller's stack.
+///
+/// ```text
+///                 (x0, x1) := before(), with x29 and x30 pushed
+///                 x9 := x0; x10 := x1
+///                 x0 := kernel(clone; flags, 0, 0, 0, 0), in the child and then in the parent
+///                 if x0 = 0: go to child
+///                 go to in_parent(x0, x9, x10)
+/// child (2):      return 0
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `x9`, `x10` | the registration that `before` ended |
+/// | `x30` | the return address |
+/// | `x0` to `x4` | arguments; `x0` also the kernel's answer |
+/// | `x8` | the call's number |
 macro_rules! vfork {
     ($before:ident, $in_parent:ident) => {
         core::arch::naked_asm!(

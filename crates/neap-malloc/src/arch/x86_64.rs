@@ -10,6 +10,7 @@ macro_rules! chosen {
         let address: usize;
         // SAFETY: loads a word of this library's own global offset table.
         unsafe {
+            // address := entry of the name in the GOT
             core::arch::asm!(concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
                 options(nostack, nomem, preserves_flags));
         }
@@ -17,6 +18,11 @@ macro_rules! chosen {
     }};
 }
 
+/// Text that jumps to the function that the dynamic linker chose for a name.
+///
+/// ```text
+/// go to the address in the name's entry in the GOT
+/// ```
 macro_rules! jump {
     ($name:literal) => {
         concat!("jmp qword ptr [rip + ", $name, "@GOTPCREL]")
@@ -29,12 +35,30 @@ pub(crate) fn own_code() -> Range<usize> {
     let (start, end): (usize, usize);
     // SAFETY: accesses no memory; the linker defines both symbols.
     unsafe {
+        // start := start of this library; end := end of its code
         asm!("lea {}, [rip + __ehdr_start]", "lea {}, [rip + _etext]", out(reg) start, out(reg) end,
             options(nostack, nomem, preserves_flags));
     }
     start..end
 }
 
+/// Calls `take`. If it returns null, jumps to the result of `other`.
+///
+/// ```text
+///                 push rdi, rsi and rdx
+///                 rax := take(rdi, rsi, rdx)
+///                 if rax != 0: go to taken
+///                 rax := other()
+///                 pop rdx, rsi and rdi
+///                 go to rax
+/// taken (2):      drop the three words
+///                 return rax
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `rdi`, `rsi`, `rdx` | the caller's arguments |
+/// | `rax` | the result of `take`, then the function to jump to |
 macro_rules! or_other {
     ($take:ident, $other:ident) => {
         core::arch::naked_asm!(
@@ -61,6 +85,21 @@ macro_rules! or_other {
     };
 }
 
+/// Masks the second argument, and jumps to the result of `next`.
+///
+/// ```text
+/// esi := esi & mask
+/// push rdi, rsi and rax, which aligns the stack
+/// rax := next()
+/// pop rcx, rsi and rdi
+/// go to rax
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `rdi`, `rsi` | the caller's arguments |
+/// | `rax` | the function to jump to |
+/// | `rcx` | scratch |
 macro_rules! filtered {
     ($mask:expr, $next:ident) => {
         core::arch::naked_asm!(
@@ -80,8 +119,25 @@ macro_rules! filtered {
     };
 }
 
-/// rsi and rdx keep the registration that `before` ended, and r9 the return address. The kernel
-/// changes none of these registers.
+/// The body of `vfork`. The child overwrites the stack, so registers keep what the parent needs.
+/// The kernel does not change them.
+///
+/// ```text
+/// (rax, rdx) := before()
+/// rsi := rax
+/// r9 := the return address, off the stack
+/// rax := kernel(vfork), which returns in the child and then in the parent
+/// the return address on the stack := r9
+/// rdi := rax
+/// if rax != 0: go to in_parent(rdi, rsi, rdx)
+/// return 0 in the child
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `rsi`, `rdx` | the registration that `before` ended |
+/// | `r9` | the return address |
+/// | `rax`, `rdi` | the kernel's answer |
 macro_rules! vfork {
     ($before:ident, $in_parent:ident) => {
         core::arch::naked_asm!(

@@ -21,6 +21,25 @@ macro_rules! first {
 macro_rules! take_top {
     ($fast:ident, $size:ident, $limit:ident) => {{
         let object: *mut u8;
+        // again (27):     next := limit
+        //                 value := null
+        //                 if place >= next: go to end (23)
+        //                 area := offset of the rseq area
+        //                 place := size in grains
+        //                 place := offset of the stack for place grains
+        //                 area := area + thread pointer
+        //                 pop_sequence (20 to 24), with
+        //                   look: t := trailing zeros of value
+        //                         area := states[t]
+        //                         t := address of the state byte of value
+        //                         if state byte at t != cached: go to again
+        //                   then: state byte at t := allocated
+        //
+        // Registers: first: address of CPU 0's entry. place: the size, then the size in grains,
+        // then the stack's offset, then its address. area: address of the rseq area, then the word
+        // of the state table, then the state. t: scratch, the thread pointer, see pop_sequence,
+        // then the address of the state byte. next: the limit, then see pop_sequence. value: the
+        // object.
         asm!(
             "27:",
             "ldur {next}, [{first}, #{limit}]",
@@ -82,6 +101,26 @@ macro_rules! free {
         // A thread that has an object got it after `extend_covered_range`, `enable` and the stores
         // of the tables. So it sees all of them. For a pointer to no object any of these may be
         // missing.
+        //
+        //                 place := value - base
+        //                 if place >= bytes: go to unknown
+        //                 home := states[trailing zeros of value]
+        //                 t := address of the state byte of value
+        //                 home := cached
+        //                 if state byte at t != allocated: go to charged
+        // marked (25):    state byte at t := home
+        //                 home := kinds[place >> kind_shift]
+        //                 place := home >> home_bits
+        //                 push_sequence (20 to 24)
+        // charged (26):   home := paid
+        //                 if state byte at t = accounted: go to marked
+        //                 go to unknown
+        //
+        // Registers: first: address of CPU 0's entry. value: the object. area: address of the rseq
+        // area. place: the object's distance from the arena's base, then its stack's offset. home:
+        // the word of the state table, then the old and the new state, then the entry of the kind
+        // map, whose low 16 bits are the home. t: `bytes`, then the address of the state byte, then
+        // the kind map, then see push_sequence.
         asm!(
             "ldur {place}, [{first}, #{base}]",
             "ldur {t}, [{first}, #{bytes}]",

@@ -7,6 +7,21 @@
 macro_rules! take_top {
     ($fast:ident, $size:ident, $limit:ident) => {{
         let object: *mut u8;
+        // again (27):     value := null
+        //                 if place >= limit: go to end (23)
+        //                 place := offset of the stack for place bytes
+        //                 offset := offset of the rseq area
+        //                 pop_sequence (20 to 24), with
+        //                   look: offset := trailing zeros of value
+        //                         t := states[offset]
+        //                         offset := value >> t
+        //                         if state byte at t + offset != cached: go to again
+        //                   then: state byte at t + offset := allocated
+        //
+        // Registers: table: address of `FastPath::table`. place: the size, then minus the size in
+        // grains, then the stack's offset, then its address. offset: see pop_sequence, then the
+        // number of zeros, then the index of the state byte. t: see pop_sequence, then the word of
+        // the state table. next: the new head. value: the object.
         asm!(
             "27:",
             "xor {value:e}, {value:e}",
@@ -52,6 +67,28 @@ macro_rules! free {
         // The base and the table's offset were stored before any object was handed out, so
         // a thread that has an object sees both. The offset is not loaded by the table's address,
         // so that a sequence does not wait for that.
+        //
+        //                 place := value - base
+        //                 if place >= bytes: go to unknown
+        //                 home := trailing zeros of value
+        //                 t := states[home]
+        //                 home := value >> t
+        //                 if state byte at t + home != allocated: go to charged
+        //                 state byte at t + home := cached
+        // marked (25):    home := kinds[place >> kind_shift]
+        //                 place := home >> home_bits
+        //                 push_sequence (20 to 24)
+        //
+        // behind the function:
+        // charged (26):   if state byte at t + home != accounted: go to unknown
+        //                 state byte at t + home := paid
+        //                 go to marked
+        // last (28):
+        //
+        // Registers: table: address of `FastPath::table`. value: the object. place: its distance
+        // from the arena's base, then its stack's offset. home: the number of zeros, then the index
+        // of the state byte, then the entry of the kind map, whose low 16 bits are the home. t: the
+        // word of the state table, then see push_sequence. offset: offset of the rseq area.
         asm!(
             "mov {place}, {value}",
             "sub {place}, qword ptr [{table} + {base}]",

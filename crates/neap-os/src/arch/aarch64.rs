@@ -37,6 +37,11 @@ macro_rules! weak_variable {
         let value: usize;
         // SAFETY: loads the address from the GOT, and reads from it only if it is not null.
         unsafe {
+            // {0} := address of the symbol, from the GOT
+            // if {0} != 0: {0} := variable at {0}
+            // end (2):
+            //
+            // Registers: {0}: the address, then the value.
             core::arch::asm!(concat!(".weak ", $name), concat!("adrp {0}, :got:", $name),
                 concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"), "cbz {0}, 2f", $read, "2:",
                 out(reg) value, options(nostack, readonly, preserves_flags));
@@ -57,7 +62,10 @@ macro_rules! trap_text {
 pub(crate) fn trap() -> ! {
     // SAFETY: the instruction raises a signal, which ends the process or runs the program's
     // handler. If the handler returns, the instruction runs again.
-    unsafe { asm!("brk #1", options(noreturn)) }
+    unsafe {
+        // raise SIGTRAP
+        asm!("brk #1", options(noreturn))
+    }
 }
 
 /// Makes one system call.
@@ -70,6 +78,9 @@ pub(crate) unsafe fn system_call(number: usize, [a, b, c, d, e, f]: [usize; 6]) 
     // SAFETY: the caller meets the call's requirements. The arm64 convention: number in x8,
     // arguments in x0 to x5; no other register changes than x0.
     unsafe {
+        // x0 := kernel(x8; x0, x1, x2, x3, x4, x5)
+        //
+        // Registers: x8: the call's number. x0 to x5: its arguments. x0: then the answer.
         asm!("svc #0", in("x8") number, inlateout("x0") a => answer, in("x1") b, in("x2") c, in("x3") d, in("x4") e,
             in("x5") f, options(nostack));
     }
@@ -82,7 +93,10 @@ pub(crate) unsafe fn system_call(number: usize, [a, b, c, d, e, f]: [usize; 6]) 
 pub(crate) fn thread_pointer() -> usize {
     let pointer: usize;
     // SAFETY: reads a register that only the C library writes.
-    unsafe { asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags)) };
+    unsafe {
+        // pointer := thread pointer
+        asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags));
+    }
     pointer
 }
 
@@ -99,6 +113,11 @@ fn words_of_thread() -> usize {
     // SAFETY: loads the distance of the words from the thread pointer, which a relocation provides,
     // and adds the thread pointer.
     unsafe {
+        // {1} := thread pointer
+        // {0} := distance of the words from the thread pointer, from the GOT
+        // {0} := {0} + {1}
+        //
+        // Registers: {0}: the distance, then the address. {1}: the thread pointer.
         asm!(
             "mrs {1}, tpidr_el0",
             "adrp {0}, :gottprel:__entered_of_neap",
@@ -120,6 +139,9 @@ pub(crate) fn word<const AT: usize>() -> usize {
     let word: usize;
     // SAFETY: reads a word of this thread.
     unsafe {
+        // {0} := word at {1} + at
+        //
+        // Registers: {0}: the word. {1}: address of this thread's words.
         asm!("ldr {0}, [{1}, #{at}]", out(reg) word, in(reg) words_of_thread(), at = const AT,
             options(nostack, readonly, preserves_flags));
     }
@@ -130,6 +152,9 @@ pub(crate) fn word<const AT: usize>() -> usize {
 pub(crate) fn set_word<const AT: usize>(word: usize) {
     // SAFETY: writes a word of this thread, which only `thread_state` accesses.
     unsafe {
+        // word at {1} + at := {0}
+        //
+        // Registers: {0}: the new value. {1}: address of this thread's words.
         asm!("str {0}, [{1}, #{at}]", in(reg) word, in(reg) words_of_thread(), at = const AT,
             options(nostack, preserves_flags));
     }
@@ -156,6 +181,13 @@ pub(crate) unsafe extern "C" fn call_on_stack(
     function: unsafe extern "C" fn(*mut u8),
     argument: *mut u8,
 ) {
+    // push x29 and x30; x29 := sp
+    // sp := top
+    // function(argument)
+    // sp := x29; pop x29 and x30
+    //
+    // Registers: x0: top, then argument. x1: function. x2: argument. x29: the caller's stack
+    // pointer, less 16. x30: the return address.
     naked_asm!(
         ".cfi_startproc",
         "stp x29, x30, [sp, #-16]!",
@@ -192,6 +224,9 @@ pub(crate) fn registers() -> Registers {
     // stack before, where an unwinder can find it.
     // SAFETY: reads three registers.
     unsafe {
+        // instruction := address of this instruction
+        // stack := sp
+        // frame := x29
         asm!(
             "adr {instruction}, .",
             "mov {stack}, sp",
@@ -211,6 +246,14 @@ pub(crate) fn registers() -> Registers {
 pub(crate) unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
     // SAFETY: the caller promises that the first range can be read, and that the second is its own.
     unsafe {
+        // if bytes = 0: go to end
+        // next (2): byte := byte at from; from := from + 1
+        //           byte at to := byte; to := to + 1
+        //           bytes := bytes - 1; if bytes != 0: go to next
+        // end (3):
+        //
+        // Registers: bytes: bytes left. from, to: the next bytes to read and to write. byte: the
+        // byte read.
         asm!(
             "cbz {bytes}, 3f",
             "2:",
@@ -241,6 +284,9 @@ pub(crate) unsafe fn cpu_id(offset: isize) -> u32 {
     // SAFETY: the caller passes the offset at which every thread has a `struct rseq`, whose second
     // word is `cpu_id`.
     unsafe {
+        // {0} := cpu_id of the rseq area at {1}
+        //
+        // Registers: {0}: the id. {1}: address of this thread's rseq area.
         asm!("ldr {0:w}, [{1}, #4]", out(reg) cpu, in(reg) area(offset), options(nostack, readonly, preserves_flags))
     };
     cpu

@@ -37,6 +37,11 @@ macro_rules! weak_variable {
         let value: usize;
         // SAFETY: loads the address from the GOT, and reads from it only if it is not null.
         unsafe {
+            // {0} := address of the symbol, from the GOT
+            // if {0} != 0: {0} := variable at {0}
+            // end (2):
+            //
+            // Registers: {0}: the address, then the value.
             core::arch::asm!(concat!(".weak ", $name), concat!("mov {0}, qword ptr [rip + ", $name, "@GOTPCREL]"), "test {0}, {0}", "jz 2f", $read, "2:",
                 out(reg) value, options(nostack, readonly));
         }
@@ -56,7 +61,10 @@ macro_rules! trap_text {
 pub(crate) fn trap() -> ! {
     // SAFETY: the instruction raises a signal, which ends the process or runs the program's
     // handler. If the handler returns, the instruction runs again.
-    unsafe { asm!("ud2", options(noreturn)) }
+    unsafe {
+        // raise SIGILL
+        asm!("ud2", options(noreturn))
+    }
 }
 
 /// Makes one system call.
@@ -69,6 +77,10 @@ pub(crate) unsafe fn system_call(number: usize, [a, b, c, d, e, f]: [usize; 6]) 
     // SAFETY: the caller meets the call's requirements. The x86-64 convention: number in rax,
     // arguments in rdi, rsi, rdx, r10, r8 and r9; rcx and r11 are clobbered.
     unsafe {
+        // rax := kernel(rax; rdi, rsi, rdx, r10, r8, r9)
+        //
+        // Registers: rax: the call's number, then its answer. rdi, rsi, rdx, r10, r8, r9: its
+        // arguments. The kernel changes rcx and r11.
         asm!("syscall", inlateout("rax") number as isize => answer, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
             in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
     }
@@ -80,7 +92,10 @@ pub(crate) unsafe fn system_call(number: usize, [a, b, c, d, e, f]: [usize; 6]) 
 pub(crate) fn thread_pointer() -> usize {
     let pointer: usize;
     // SAFETY: on x86-64 the first word of a thread's control block is its own address.
-    unsafe { asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags)) };
+    unsafe {
+        // pointer := word at the thread pointer
+        asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags));
+    }
     pointer
 }
 
@@ -89,6 +104,7 @@ pub(crate) fn words_offset() -> isize {
     let offset: isize;
     // SAFETY: loads the distance, which a relocation provides, and accesses no other memory.
     unsafe {
+        // offset := distance of the words from the thread pointer
         asm!("mov {}, qword ptr [rip + __entered_of_neap@GOTTPOFF]", out(reg) offset,
             options(nostack, readonly, preserves_flags));
     }
@@ -101,6 +117,10 @@ pub(crate) fn word<const AT: usize>() -> usize {
     // SAFETY: reads a word of this thread. The first instruction loads its offset, which a
     // relocation provides.
     unsafe {
+        // {0} := distance of the words from the thread pointer
+        // {0} := word of this thread at {0} + at
+        //
+        // Registers: {0}: the distance, then the word.
         asm!(
             "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
             "mov {0}, qword ptr fs:[{0} + {at}]",
@@ -114,6 +134,10 @@ pub(crate) fn word<const AT: usize>() -> usize {
 pub(crate) fn set_word<const AT: usize>(word: usize) {
     // SAFETY: writes a word of this thread, which only `thread_state` accesses.
     unsafe {
+        // {0} := distance of the words from the thread pointer
+        // word of this thread at {0} + at := {1}
+        //
+        // Registers: {0}: the distance. {1}: the new value.
         asm!(
             "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
             "mov qword ptr fs:[{0} + {at}], {1}",
@@ -127,6 +151,12 @@ pub(crate) fn count_down<const AT: usize>(bytes: usize) -> bool {
     // One block of assembly, so that the address of the words is computed only once.
     // SAFETY: reads and writes a word of this thread, which only `thread_state` accesses.
     unsafe {
+        // words := distance of the words from the thread pointer
+        // left := word of this thread at words + at
+        // left := left - bytes; if that is 0 or less: go to due
+        // word of this thread at words + at := left
+        //
+        // Registers: words: the distance. left: the countdown. bytes: the bytes to subtract.
         asm!(
             "mov {words}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
             "mov {left}, qword ptr fs:[{words} + {at}]",
@@ -152,6 +182,13 @@ pub(crate) unsafe extern "C" fn call_on_stack(
     function: unsafe extern "C" fn(*mut u8),
     argument: *mut u8,
 ) {
+    // push rbp; rbp := rsp
+    // rsp := top
+    // function(argument)
+    // rsp := rbp; pop rbp
+    //
+    // Registers: rdi: top, then argument. rsi: function. rdx: argument. rbp: the caller's stack
+    // pointer.
     naked_asm!(
         ".cfi_startproc",
         "push rbp",
@@ -182,6 +219,9 @@ pub(crate) fn registers() -> Registers {
     let (instruction, stack_pointer, frame_pointer);
     // SAFETY: reads three registers.
     unsafe {
+        // instruction := address of the next instruction
+        // stack := rsp
+        // frame := rbp
         asm!(
             "lea {instruction}, [rip]",
             "mov {stack}, rsp",
@@ -200,6 +240,9 @@ pub(crate) fn registers() -> Registers {
 pub(crate) unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
     // SAFETY: the caller promises that the first range can be read, and that the second is its own.
     unsafe {
+        // while rcx > 0: byte at rdi := byte at rsi; rdi += 1; rsi += 1; rcx -= 1
+        //
+        // Registers: rcx: bytes left. rsi: the next byte to read. rdi: the next byte to write.
         asm!(
             "rep movsb",
             inout("rcx") bytes => _, inout("rsi") from => _, inout("rdi") to => _,
@@ -227,6 +270,9 @@ pub(crate) unsafe fn cpu_id(offset: isize) -> u32 {
     // SAFETY: the caller passes the offset at which every thread has a `struct rseq`, whose second
     // word is `cpu_id`.
     unsafe {
+        // {0} := cpu_id of this thread's rseq area
+        //
+        // Registers: {0}: the id. {1}: the area's offset from the thread pointer.
         asm!("mov {0:e}, dword ptr fs:[{1} + 4]", out(reg) cpu, in(reg) offset, options(nostack, readonly, preserves_flags))
     };
     cpu
@@ -242,7 +288,10 @@ pub(crate) fn signal_restorer() -> usize {
 #[unsafe(naked)]
 #[unsafe(link_section = "__signal_return")]
 extern "C" fn restore_from_signal() {
-    // rt_sigreturn.
+    // mov rax, 15 (rt_sigreturn), in the form that unwinders know
+    // syscall; the kernel restores all registers
+    //
+    // Registers: rax: the call's number.
     naked_asm!(".byte 0x48, 0xc7, 0xc0, 15, 0, 0, 0", "syscall")
 }
 

@@ -23,6 +23,17 @@
 //! | `place` | bytes from the start of a region to a stack |
 //! | `t` | scratch register |
 //!
+//! Each use repeats the labels, and named labels would clash. So labels are numbers:
+//!
+//! | label | name |
+//! |---|---|
+//! | 20 | descriptor |
+//! | 21 | start: the first instruction of the sequence |
+//! | 22 | committed: behind the commit |
+//! | 23 | end: behind the sequence |
+//! | 24 | abort: the abort exit |
+//! | 25 and above | for the body and its surroundings |
+//!
 //! # Concurrency
 //!
 //! The address of each load depends on an earlier load: the region on the CPU id, the head on the
@@ -37,8 +48,21 @@
 /// Puts a body between the begin and the end of a sequence: the descriptor that the kernel reads,
 /// and the abort exit with its signature. No code writes to a descriptor. Descriptors lie in the
 /// section that is read-only after relocation, since a section of their own would cost two more
-/// page faults. The body must have the label `22:` behind its commit. The label `23:` is the end.
-/// Labels from 25 on are free for the body and its surroundings.
+/// page faults. The body must have the label `22:` behind its commit.
+///
+/// ```text
+/// t := address of the descriptor (20)
+/// rseq_cs of this thread := t
+/// start (21):     body
+///                 go to end
+/// abort (24):     code of `abort`
+/// end (23):
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `area` | address of the rseq area |
+/// | `t` | address of the descriptor, until the start |
 #[doc(hidden)]
 #[macro_export]
 macro_rules! critical {
@@ -61,6 +85,18 @@ macro_rules! critical {
 /// A [`critical`](crate::critical) section that begins with the steps from the CPU id to the
 /// region, whose address is in `t` when the body starts. `look` runs while `t` holds the id. It may
 /// change only registers that it names.
+///
+/// ```text
+/// t := cpu_id of this thread
+/// code of `look`
+/// t := region of CPU t, from the table
+/// body
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `first` | address of CPU 0's entry in the table |
+/// | `t` | the CPU's id, then the address of its region |
 #[doc(hidden)]
 #[macro_export]
 macro_rules! sequence {
@@ -78,6 +114,23 @@ macro_rules! sequence {
 /// Pops the topmost object of the stack at `place` into `value`, which is null if there is none.
 /// `look` checks the object before the commit, and refuses null. `then` runs after the commit.
 /// Changes `place`, `t` and `next`.
+///
+/// ```text
+/// place := region + place
+/// next := head
+/// value := cell below the head; next := next - 8
+/// code of `look`, which goes to end if it refuses value
+/// head := next (commit)
+/// code of `then`
+/// abort: value := null
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `place` | offset, then address of the stack |
+/// | `t` | the CPU's id, then its region; free for `look` |
+/// | `next` | the old head, then the new one |
+/// | `value` | the object |
 #[doc(hidden)]
 #[macro_export]
 macro_rules! pop_sequence {
@@ -101,6 +154,25 @@ macro_rules! pop_sequence {
 /// Pushes `value` on the stack at `place` if the CPU's id equals the low 16 bits of `home`,
 /// otherwise on the next stack behind it. Changes `place`, `home` and `t`. `behind` is code behind
 /// the abort exit, which the processor reaches only by jumps.
+///
+/// ```text
+/// look: is_home := (t = low 16 bits of home); home := place + 24
+///       if not is_home: place := home
+/// place := region + place
+/// t := head
+/// home := end of the stack
+/// if t = home: go to full
+/// cell at t := value; t := t + 8
+/// head := t (commit)
+/// abort: go to aborted
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `place` | offset, then address of the stack |
+/// | `home` | the object's home, the offset of the next stack, then the end of the stack |
+/// | `t` | the CPU's id, its region, the old head, then the new one |
+/// | `value` | the object |
 #[doc(hidden)]
 #[macro_export]
 macro_rules! push_sequence {

@@ -18,6 +18,7 @@ pub(crate) unsafe fn pop(table: &SequenceTable, place: usize) -> *mut u8 {
     // SAFETY: the caller promises a valid table and stacks at `place`. The only store is the
     // commit, into the head of a stack of this CPU.
     unsafe {
+        // The code and its registers: see `pop_sequence`.
         asm!(
             pop_sequence!(),
             area = in(reg) area(table.offset.load(Ordering::Relaxed)), first = in(reg) first(table),
@@ -33,6 +34,7 @@ pub(crate) unsafe fn push(table: &SequenceTable, place: usize, home: u16, value:
     // SAFETY: the caller promises a valid table and both stacks. The store before the commit goes
     // to the cell at the head, which no thread reads until the commit.
     unsafe {
+        // The code and its registers: see `push_sequence`.
         asm!(
             push_sequence!(),
             area = in(reg) area(table.offset.load(Ordering::Relaxed)), first = in(reg) first(table),
@@ -49,6 +51,8 @@ pub(crate) unsafe fn push(table: &SequenceTable, place: usize, home: u16, value:
 /// Makes one attempt of a sequence on the stack at `place`. The arguments are the body and its
 /// operands. The body begins with the region's address in `t`, and ends with the commit. To refuse,
 /// it jumps to `refused` before the commit.
+///
+/// The code around the body, and its registers: see `sequence`.
 macro_rules! attempt {
     ($table:ident, $place:ident: $($body:literal),+; $($operands:tt)*) => {{
         asm!(
@@ -69,6 +73,19 @@ pub(crate) unsafe fn pop_many(table: &SequenceTable, place: usize, to: &mut [*mu
     // SAFETY: the caller promises a valid table and stack. The copies go to `to`, which has room
     // for them, and count only after the commit.
     unsafe {
+        // t := region + place
+        // from := head - 8 * count
+        // rest := bottom
+        // if from < rest: go to refused
+        // rest := from
+        // if count = 0: go to done
+        // next (25): value := cell at from; from := from + 8
+        //            cell at to := value; to := to + 8
+        //            count := count - 1; if count != 0: go to next
+        // done (26): head := rest (commit)
+        //
+        // Registers: t: the region, then the stack. count: cells left. from: the next cell to read.
+        // to: the next to write. value: the pointer read. rest: the bottom, then the new head.
         attempt!(
             table, place:
             "add {t}, {t}, {place}",
@@ -97,6 +114,20 @@ pub(crate) unsafe fn push_many(table: &SequenceTable, place: usize, from: &[*mut
     // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
     // `end`, as checked, and no thread reads them until the commit.
     unsafe {
+        // t := region + place
+        // to := head
+        // total := to + 8 * count
+        // value := end of the stack
+        // if total > value: go to refused
+        // if count = 0: go to done
+        // next (25): value := cell at from; from := from + 8
+        //            cell at to := value; to := to + 8
+        //            count := count - 1; if count != 0: go to next
+        // done (26): head := total (commit)
+        //
+        // Registers: t: the region, then the stack. count: cells left. from: the next cell to read.
+        // to: the next to write. value: the stack's end, then the pointer read. total: the new
+        // head.
         attempt!(
             table, place:
             "add {t}, {t}, {place}",
@@ -130,6 +161,19 @@ pub(crate) unsafe fn push_strided_run(
     // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
     // `end`, as checked, and no thread reads them until the commit.
     unsafe {
+        // t := region + place
+        // cell := head
+        // total := cell + 8 * count
+        // end := end of the stack
+        // if total > end: go to refused
+        // next (25): cell at cell := value; cell := cell + 8
+        //            value := value + step
+        //            if cell != total: go to next
+        // head := total (commit)
+        //
+        // Registers: t: the region, then the stack. cell: the next cell to write. value: the next
+        // pointer. step: bytes between pointers. total: the count, then the new head. end: the
+        // stack's end.
         attempt!(
             table, place:
             "add {t}, {t}, {place}",
@@ -155,6 +199,15 @@ pub(crate) unsafe fn raise_capacity(table: &SequenceTable, place: usize, capacit
     // SAFETY: the caller promises a valid table and stack. The only store is the commit, into the
     // stack's `end`.
     unsafe {
+        // end := mark of the region
+        // if end = 0: go to refused
+        // t := region + place
+        // end := bottom; old := end of the stack
+        // end := max(end + 8 * capacity, old)
+        // end of the stack := end (commit)
+        //
+        // Registers: t: the region, then the stack. capacity: the new capacity. end: the region's
+        // mark, then the new end. old: the old end.
         attempt!(
             table, place:
             "ldr {end:w}, [{t}]",

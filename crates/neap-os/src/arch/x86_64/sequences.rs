@@ -18,13 +18,40 @@
 //! | `table`, `first` | region table's address, and [`FIRST`](crate::rseq::SequenceTable::FIRST) |
 //! | `place` | bytes from the start of a region to a stack |
 //! | `t` | scratch register |
+//!
+//! Each use repeats the labels, and named labels would clash. So labels are numbers:
+//!
+//! | label | name |
+//! |---|---|
+//! | 20 | descriptor |
+//! | 21 | start: the first instruction of the sequence |
+//! | 22 | committed: behind the commit |
+//! | 23 | end: behind the sequence |
+//! | 24 | abort: the abort exit |
+//! | 25 and above | for the body and its surroundings |
+//! | 201, 202, 203 | start, body and end of a record of `.eh_frame` |
 
 /// Puts a body between the begin and the end of a sequence: the descriptor that the kernel reads,
 /// and the abort exit with its signature. Both lie outside the hot code. No code writes to a
 /// descriptor. Descriptors lie in the section that is read-only after relocation, since a section
 /// of their own would cost two more page faults. The body must have the label `22:` behind its
-/// commit. The label `23:` is the end. Labels from 25 on are free for the body and its
-/// surroundings.
+/// commit.
+///
+/// ```text
+/// t := address of the descriptor (20)
+/// rseq_cs of this thread := t
+/// start (21):     body
+/// end (23):
+///
+/// in another section:
+/// abort (24):     code of `abort`
+///                 go to end
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `offset` | offset of the rseq area, until the start |
+/// | `t` | address of the descriptor, until the start |
 ///
 /// The abort exit unwinds as if the sequence had called it without a return address on the stack.
 /// The exit's frame begins at the stack pointer. Its return address is the start of the sequence,
@@ -95,6 +122,18 @@ macro_rules! unwinds_like {
 /// region, whose address is in `t` when the body starts. `look` runs while `t` holds the id. It may
 /// change only registers that it names. `first` is
 /// [`SequenceTable::FIRST`](crate::rseq::SequenceTable::FIRST).
+///
+/// ```text
+/// t := cpu_id of this thread
+/// code of `look`
+/// t := region of CPU t, from the table
+/// body
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `table` | address of the table |
+/// | `t` | the CPU's id, then the address of its region |
 #[doc(hidden)]
 #[macro_export]
 macro_rules! sequence {
@@ -112,6 +151,25 @@ macro_rules! sequence {
 /// Pops the topmost object of the stack at `place` into `value`, which is null if there is none.
 /// `look` checks the object before the commit, and refuses null. `then` runs after the commit.
 /// Changes `place`, `offset`, `t` and `next`.
+///
+/// ```text
+/// place := region + place
+/// offset := head
+/// value := cell below the head
+/// next := offset - 8
+/// code of `look`, which goes to end if it refuses value
+/// head := next (commit)
+/// code of `then`
+/// abort: value := null
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `place` | offset, then address of the stack |
+/// | `offset` | offset of the rseq area, then the old head; free for `look` |
+/// | `t` | the CPU's id, then its region; free for `look` |
+/// | `next` | the new head |
+/// | `value` | the object |
 #[doc(hidden)]
 #[macro_export]
 macro_rules! pop_sequence {
@@ -135,6 +193,23 @@ macro_rules! pop_sequence {
 
 /// Pushes `value` on the stack at `place` if the low 16 bits of the CPU's id equal `home`,
 /// otherwise on the next stack behind it. Changes `place`, `home` and `t`.
+///
+/// ```text
+/// look: if t, the CPU's id, is not home: place := place + 24
+/// place := region + place
+/// t := head
+/// if t = end of the stack: go to full
+/// cell at t := value
+/// head := head + 8 (commit)
+/// abort: go to aborted
+/// ```
+///
+/// | register | holds |
+/// |---|---|
+/// | `place` | offset, then address of the stack |
+/// | `home` | the object's home, then the offset of the next stack |
+/// | `t` | the CPU's id, its region, then the old head |
+/// | `value` | the object |
 #[doc(hidden)]
 #[macro_export]
 macro_rules! push_sequence {

@@ -11,6 +11,7 @@ pub(crate) unsafe fn pop(table: &SequenceTable, place: usize) -> *mut u8 {
     // SAFETY: the caller promises a valid table and stacks at `place`. The only store is the
     // commit, into the head of a stack of this CPU.
     unsafe {
+        // The code and its registers: see `pop_sequence`.
         asm!(
             pop_sequence!(),
             offset = inout(reg) table.offset.load(Ordering::Relaxed) => _,
@@ -27,6 +28,7 @@ pub(crate) unsafe fn push(table: &SequenceTable, place: usize, home: u16, value:
     // SAFETY: the caller promises a valid table and both stacks. The store before the commit goes
     // to the cell at the head, which no thread reads until the commit.
     unsafe {
+        // The code and its registers: see `push_sequence`.
         asm!(
             push_sequence!(),
             offset = in(reg) table.offset.load(Ordering::Relaxed),
@@ -43,6 +45,8 @@ pub(crate) unsafe fn push(table: &SequenceTable, place: usize, home: u16, value:
 /// Makes one attempt of a sequence on the stack at `place`. The arguments are the body and its
 /// operands. The body begins with the region's address in `t`, and ends with the commit. To refuse,
 /// it jumps to `refused` before the commit.
+///
+/// The code around the body, and its registers: see `sequence`.
 macro_rules! attempt {
     ($table:ident, $place:ident: $($body:literal),+; $($operands:tt)*) => {{
         asm!(
@@ -63,6 +67,15 @@ pub(crate) unsafe fn pop_many(table: &SequenceTable, place: usize, to: &mut [*mu
     // SAFETY: the caller promises a valid table and stack. The copies go to `to`, which has room
     // for them, and count only after the commit.
     unsafe {
+        // t := region + place
+        // rsi := head - 8 * rcx
+        // if rsi < bottom: go to refused
+        // rest := rsi
+        // while rcx > 0: cell at rdi := cell at rsi; rdi += 8; rsi += 8; rcx -= 1
+        // head := rest (commit)
+        //
+        // Registers: t: the region, then the stack. rcx: cells left. rsi: the next cell to read.
+        // rdi: the next to write. rest: the new head.
         attempt!(
             table, place:
             "add {t}, {place}",
@@ -84,6 +97,15 @@ pub(crate) unsafe fn push_many(table: &SequenceTable, place: usize, from: &[*mut
     // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
     // `end`, as checked, and no thread reads them until the commit.
     unsafe {
+        // t := region + place
+        // rdi := head
+        // total := rdi + 8 * rcx
+        // if total > end of the stack: go to refused
+        // while rcx > 0: cell at rdi := cell at rsi; rdi += 8; rsi += 8; rcx -= 1
+        // head := total (commit)
+        //
+        // Registers: t: the region, then the stack. rcx: cells left. rsi: the next cell to read.
+        // rdi: the next to write. total: the new head.
         attempt!(
             table, place:
             "add {t}, {place}",
@@ -109,6 +131,17 @@ pub(crate) unsafe fn push_strided_run(
     // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
     // `end`, as checked, and no thread reads them until the commit.
     unsafe {
+        // t := region + place
+        // cell := head
+        // total := cell + 8 * count
+        // if total > end of the stack: go to refused
+        // next (25): cell at cell := value
+        //            value := value + step
+        //            cell := cell + 8; if cell != total: go to next
+        // head := total (commit)
+        //
+        // Registers: t: the region, then the stack. cell: the next cell to write. value: the next
+        // pointer. step: bytes between pointers. total: the count, then the new head.
         attempt!(
             table, place:
             "add {t}, {place}",
@@ -133,6 +166,13 @@ pub(crate) unsafe fn raise_capacity(table: &SequenceTable, place: usize, capacit
     // SAFETY: the caller promises a valid table and stack. The only store is the commit, into the
     // stack's `end`.
     unsafe {
+        // if mark of the region = 0: go to refused
+        // t := region + place
+        // end := bottom + 8 * capacity
+        // end := max(end, end of the stack)
+        // end of the stack := end (commit)
+        //
+        // Registers: t: the region, then the stack. capacity: the new capacity. end: the new end.
         attempt!(
             table, place:
             "cmp dword ptr [{t}], 0",

@@ -10,6 +10,15 @@ pub(crate) unsafe fn add(offset: isize, offsets: *const usize, cpus: usize, base
     // SAFETY: the caller promises a valid table, whose offsets lead to words. The only store is the
     // commit, into this CPU's word.
     unsafe {
+        // t := cpu_id of this thread
+        // if t >= cpus: go to refused
+        // table := address at offsets; if it is 0: go to refused
+        // t := table[t]; if it is -1: go to refused
+        // word at base + t += value (commit)
+        // abort: go to refused
+        //
+        // Registers: offset: offset of the rseq area. t: the CPU's id, then the offset of its word.
+        // table: address of the table. offsets, cpus, base, value: the arguments.
         asm!(
             critical!(
                 "mov {t:e}, dword ptr fs:[{offset} + 4]",
@@ -39,6 +48,16 @@ pub(crate) unsafe fn count(offset: isize, offsets: usize, cpus: usize, base: usi
     // SAFETY: the caller promises a valid table, whose offsets lead to words. The only store is the
     // commit, into this CPU's word.
     unsafe {
+        // t := cpu_id of this thread
+        // if t >= cpus: go to refused
+        // t := offsets[t] + base
+        // new := word at t + value
+        // word at t := new (commit)
+        // if new has bits of mask: go to beyond
+        // abort: go to refused
+        //
+        // Registers: offset: offset of the rseq area. t: the CPU's id, then the address of its
+        // word. new: the new value of the word. offsets, cpus, base, value, mask: the arguments.
         asm!(
             critical!(
                 "mov {t:e}, dword ptr fs:[{offset} + 4]",
@@ -77,6 +96,14 @@ pub(crate) unsafe fn alter(
     // SAFETY: the caller promises regions with a word at `place`. The only store is the commit,
     // into a word of this CPU that the checks have admitted.
     unsafe {
+        // word := word at region + 8 * place
+        // number := (word xor tag) - low
+        // if number > span: go to refused
+        // word at region + 8 * place := word + delta (commit)
+        // abort: go to aborted
+        //
+        // Registers: t: the CPU's id, then its region. word: the old, then the new value of the
+        // word. number: the word's number above low. place, tag, low, span, delta: the arguments.
         asm!(
             sequence!(
                 "mov {word}, qword ptr [{t} + {place} * 8]",
@@ -106,6 +133,14 @@ pub(crate) unsafe fn count_one(offset: isize, table: usize, cpus: usize, word: u
     // SAFETY: the caller promises a valid table, whose addresses lead to words. The only store is
     // the commit, into this CPU's word.
     unsafe {
+        // t := cpu_id of this thread
+        // if t >= cpus: go to refused
+        // t := table[t]; if it is 0: go to refused
+        // word at t + 8 * word += 1 (commit)
+        // abort: go to refused
+        //
+        // Registers: offset: offset of the rseq area. t: the CPU's id, then the address of its
+        // words. table, cpus, word: the arguments.
         asm!(
             critical!(
                 "mov {t:e}, dword ptr fs:[{offset} + 4]",
