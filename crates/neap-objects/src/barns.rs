@@ -11,7 +11,7 @@
 //!
 //! A thread holds one class cache's mutex at a time, while it moves a few sheaves.
 
-use crate::class_cache::{ClassCache, FLUSH_BATCH, NodeCache, SharedCache, Way};
+use crate::class_cache::{ClassCache, Direction, FLUSH_BATCH, NodeCache, SharedCache};
 use crate::objects::Objects;
 use crate::other_nodes::Others;
 use crate::sheaf::{Sheaf, SheafKind, SheafList};
@@ -62,7 +62,7 @@ impl<P: Platform> Objects<P> {
 
     /// Puts sheaves into the barns of their objects' nodes. A spill also takes surplus sheaves out
     /// of the barns, and returns their objects to slabs.
-    pub(crate) fn stow(&self, class: Class, mut sheaves: SheafList, way: Way) {
+    pub(crate) fn stow(&self, class: Class, mut sheaves: SheafList, direction: Direction) {
         let cpu = self.platform.cpu() as u16;
         let put = |cache: &mut ClassCache, sheaf: Sheaf| {
             let is_filled = !sheaf.is_empty();
@@ -96,7 +96,7 @@ impl<P: Platform> Objects<P> {
                 }
             }
             // Takes more sheaves than were put in. Otherwise a barn with too many would keep them.
-            let most = if way == Way::Spill { 2 * filled } else { 0 };
+            let most = if direction == Direction::Spill { 2 * filled } else { 0 };
             let mut surplus = cache.take_surplus(most);
             drop(cache);
             while let Some(sheaf) = surplus.pop() {

@@ -30,7 +30,7 @@ pub const FLUSH_BATCH: usize = 64;
 
 /// Direction of sheaves between a CPU's stack and the barn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Way {
+pub enum Direction {
     /// To the stack.
     #[default]
     Refill,
@@ -67,7 +67,7 @@ pub struct ClassCache {
     pub holes: u64,
     /// The direction in which sheaves moved last, and the number of successive calls that moved
     /// sheaves in this direction, less the [sheaves of remote objects](ClassCache::shorten_streak).
-    streak: (Way, u32),
+    streak: (Direction, u32),
     /// The cells with counters for other processes, and the index of this cache's cell.
     /// [`NodeCache::lock`] stores both, so that no thread writes to a cache before its first use.
     live: Cells<ClassCell>,
@@ -192,7 +192,7 @@ impl ClassCache {
             objects: 0,
             free: 0,
             holes: 0,
-            streak: (Way::Refill, 0),
+            streak: (Direction::Refill, 0),
             live: Cells::new(),
             index: 0,
         }
@@ -208,9 +208,9 @@ impl ClassCache {
 
     /// Records that a call is about to move sheaves. Returns the number of calls in a row before it
     /// that moved sheaves in the same direction.
-    pub fn streak(&mut self, way: Way) -> u32 {
-        let before = if self.streak.0 == way { self.streak.1 } else { 0 };
-        self.streak = (way, before.saturating_add(1));
+    pub fn streak(&mut self, direction: Direction) -> u32 {
+        let before = if self.streak.0 == direction { self.streak.1 } else { 0 };
+        self.streak = (direction, before.saturating_add(1));
         before
     }
 

@@ -80,7 +80,7 @@ impl Class {
         if objects > 1024 { 1024 } else { objects }
     }
 
-    /// Number of objects that a stack holds at most, after long bursts (see `Way` in
+    /// Number of objects that a stack holds at most, after long bursts (see `Direction` in
     /// `class_cache.rs`): up to 256 KiB of objects up to 1 KiB, up to 4 MiB of larger ones.
     pub const fn most_capacity(self) -> u32 {
         self.stack_capacity() * 4

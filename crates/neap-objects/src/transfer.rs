@@ -14,7 +14,7 @@
 //! or twice if it can bind only some objects, and again to put sheaves back. Threads write the
 //! state bytes of objects from slabs without the mutex.
 
-use crate::class_cache::{Row, Way};
+use crate::class_cache::{Direction, Row};
 use crate::cpu_caches::Attempt;
 use crate::kind_map::KindEntry;
 use crate::object_state::CACHED;
@@ -49,7 +49,7 @@ impl<P: Platform> Objects<P> {
         let (streak, empty) = {
             let node = self.pages.nearest(&self.platform);
             let mut cache = self.cache(node, class).lock();
-            let streak = cache.streak(Way::Refill);
+            let streak = cache.streak(Direction::Refill);
             let batch = batch(stack, room, streak);
             take_for(cpu, batch, &mut cache.full, &mut full);
             let mut empty = if full.length() == 0 { cache.empty.pop_for(cpu) } else { None };
@@ -87,7 +87,7 @@ impl<P: Platform> Objects<P> {
                 used.push(sheaf);
             }
         }
-        self.stow(class, used, Way::Refill);
+        self.stow(class, used, Direction::Refill);
         object
     }
 
@@ -185,7 +185,7 @@ impl<P: Platform> Objects<P> {
             }
             return;
         };
-        let streak = if stack.is_remote() { 0 } else { cache.streak(Way::Spill) };
+        let streak = if stack.is_remote() { 0 } else { cache.streak(Direction::Spill) };
         let batch = batch(stack, room, streak);
         // Prefers the empty sheaves that this CPU emptied last. While `bind` succeeds, one plain
         // sheaf is enough, since it is empty again afterwards. Once `bind` fails, the loop takes
@@ -217,7 +217,7 @@ impl<P: Platform> Objects<P> {
             sheaf.set_home(cpu);
             loaded.push(sheaf);
         }
-        self.stow(class, loaded, Way::Spill);
+        self.stow(class, loaded, Direction::Spill);
         if self.cpu_caches.push(&self.platform, stack, object) != Attempt::Done(()) {
             self.free_directly(class, object);
         }
@@ -329,7 +329,7 @@ mod tests {
         o.give(class, objects[4]);
         let mut list = SheafList::new();
         list.push(sheaf);
-        o.stow(class, list, Way::Refill);
+        o.stow(class, list, Direction::Refill);
         assert_eq!(o.prove().allocated as usize, held.len());
         held.into_iter().for_each(|object| o.give(class, object));
         o.drain();
