@@ -18,7 +18,7 @@
 //! Source: C++20 17.6.3; the mangled names of the Itanium C++ ABI.
 
 use crate::arch::own_code;
-use crate::family::malloc_otherwise;
+use crate::family::malloc_grouped;
 use core::arch::{global_asm, naked_asm};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
@@ -36,10 +36,10 @@ global_asm!(".hidden __ehdr_start", ".hidden _etext");
 #[unsafe(no_mangle)]
 extern "C" fn _Znwm(size: usize) -> *mut c_void {
     if !is_ours(chosen!("malloc")) {
-        return plain_otherwise(size);
+        return new_grouped(size);
     }
     // As in malloc, the call is the last one, so an exception passes no frame of this function.
-    PROCESS.allocate_or(size, move || plain_otherwise(size).cast()).cast()
+    PROCESS.alloc_fast(size, move || new_grouped(size).cast()).cast()
 }
 
 /// Forms that the standard defines by another function. Any library may define that function.
@@ -165,7 +165,7 @@ macro_rules! or_standard {
 }
 
 or_standard! {
-    plain_otherwise(_size): take, c"_Znwm", "_Znwm";
+    new_grouped(_size): take, c"_Znwm", "_Znwm";
     #[unsafe(no_mangle)]
     _ZnwmSt11align_val_t(_size, _align): take_aligned, c"_ZnwmSt11align_val_t", "_ZnwmSt11align_val_t";
     #[unsafe(no_mangle)]
@@ -181,7 +181,7 @@ or_standard! {
 extern "C" fn take(size: usize) -> *mut c_void {
     let malloc = chosen!("malloc");
     if is_ours(malloc) {
-        return malloc_otherwise(size);
+        return malloc_grouped(size);
     }
     // SAFETY: every definition of `malloc` has this type, and this library has one, so the address
     // is not 0.

@@ -38,22 +38,22 @@ extern "C" fn malloc(size: usize) -> *mut c_void {
     allocate(size)
 }
 
-/// malloc(3) by this library.
+/// malloc(3) by this library. [`neap::mm`] lists the steps.
 #[inline(always)]
-fn allocate(size: usize) -> *mut c_void {
+pub(crate) fn allocate(size: usize) -> *mut c_void {
     // The call is the last one: the fast path needs no stack frame.
-    PROCESS.allocate_or(size, move || malloc_otherwise(size).cast()).cast()
+    PROCESS.alloc_fast(size, move || malloc_grouped(size).cast()).cast()
 }
 
 #[inline(never)]
-pub(crate) extern "C" fn malloc_otherwise(size: usize) -> *mut c_void {
-    PROCESS.allocate_entered_or(size, move || malloc_slow(size).cast()).cast()
+pub(crate) extern "C" fn malloc_grouped(size: usize) -> *mut c_void {
+    PROCESS.alloc_fast_grouped(size, move || malloc_slow(size).cast()).cast()
 }
 
 #[cold]
 #[inline(never)]
 extern "C" fn malloc_slow(size: usize) -> *mut c_void {
-    answer(PROCESS.allocate_slow(size))
+    answer(PROCESS.alloc_cpu_locked(size))
 }
 
 /// free(3). errno does not change.

@@ -6,14 +6,14 @@
 //!
 //! Source: malloc.c of the GNU C library, the versions of its exported symbols.
 
-use crate::family::{allocate_array, allocate_on_page, allocate_pages, allocate_rounded, malloc_otherwise, resize};
+use crate::family::{allocate, allocate_array, allocate_on_page, allocate_pages, allocate_rounded, resize};
 use core::ffi::c_void;
 use neap::process::PROCESS;
 
 /// malloc(3).
 #[unsafe(no_mangle)]
 extern "C" fn __libc_malloc(size: usize) -> *mut c_void {
-    PROCESS.allocate_or(size, move || malloc_otherwise(size).cast()).cast()
+    allocate(size)
 }
 
 /// calloc(3).

@@ -24,7 +24,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use neap_base::Platform;
 use neap_os::stack;
 
-/// The result of [`FastPath::allocate_owned`].
+/// The result of [`FastPath::allocate_grouped`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owned {
     /// An object that the owner has paid for already. It belongs to the caller.
@@ -40,7 +40,7 @@ impl FastPath {
     /// Pops the topmost object of this CPU's stack. Hands it out at once if a certain owner has
     /// paid for it already. `sole` is [`word_of`](crate::payers::word_of) that owner.
     #[inline(always)]
-    pub fn allocate_owned(&self, size: usize, sole: u64) -> Owned {
+    pub fn allocate_grouped(&self, size: usize, sole: u64) -> Owned {
         // Acquire pairs with the Release in `FastPath::enable`.
         if size >= self.served.load(Acquire) {
             return Owned::Nothing;

@@ -37,10 +37,10 @@ pub struct FastPath {
     /// [`FastPath::allocate`] serves sizes below this, without reading the thread's
     /// [word](neap_os::thread_state). If it is 0, `allocate` serves no size.
     limit: AtomicUsize,
-    /// [`FastPath::allocate_outside`] serves sizes below this, to threads that have entered no
+    /// [`FastPath::allocate_ungrouped`] serves sizes below this, to threads that have entered no
     /// group.
     limit_outside: AtomicUsize,
-    /// [`FastPath::allocate_owned`] serves sizes below this; 0 if no fast path is open.
+    /// [`FastPath::allocate_grouped`] serves sizes below this; 0 if no fast path is open.
     pub(crate) served: AtomicUsize,
     /// The arena's base.
     base: AtomicUsize,
@@ -140,7 +140,7 @@ impl FastPath {
     /// Opens the fast paths, after [`FastPath::open`].
     pub(crate) fn enable(&self) {
         // Release publishes the tables. It pairs with the load in `take_top`, and with the Acquire
-        // in `allocate_owned` and `put`.
+        // in `allocate_grouped` and `put`.
         for limit in [&self.served, &self.limit_outside, &self.limit] {
             limit.store(LARGEST + 1, Ordering::Release);
         }
@@ -181,8 +181,8 @@ impl FastPath {
         }
     }
 
-    /// Opens a limit, unless a thread has entered a group or [`FastPath::allocate_outside`] serves
-    /// nothing.
+    /// Opens a limit, unless a thread has entered a group or [`FastPath::allocate_ungrouped`]
+    /// serves nothing.
     fn unless_entered(&self, limit: &AtomicUsize) {
         if self.limit_outside.load(Ordering::Relaxed) > 0 && !self.was_entered.load(Ordering::Relaxed) {
             limit.store(LARGEST + 1, Ordering::SeqCst);
@@ -193,14 +193,14 @@ impl FastPath {
     }
 
     /// Whether an allocation of `size` bytes is to be counted, and no thread has entered a group.
-    /// The caller goes on in [`FastPath::allocate_outside`].
+    /// The caller goes on in [`FastPath::allocate_ungrouped`].
     #[inline(always)]
     pub fn counts(&self, size: usize) -> bool {
         size < self.limit_counted.load(Ordering::Relaxed)
     }
 
-    /// Makes [`FastPath::allocate_outside`] refuse every size as well, so that threads outside all
-    /// groups take the slow path.
+    /// Makes [`FastPath::allocate_ungrouped`] refuse every size as well, so that threads outside
+    /// all groups take the slow path.
     pub fn disable_ungrouped_fast_path(&self) {
         self.enable_group_check();
         self.limit_outside.store(0, Ordering::Relaxed);
@@ -220,7 +220,7 @@ impl FastPath {
         self.limit.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether [`FastPath::allocate_outside`] serves anything.
+    /// Whether [`FastPath::allocate_ungrouped`] serves anything.
     pub fn serves_ungrouped(&self) -> bool {
         self.limit_outside.load(Ordering::Relaxed) > 0
     }
@@ -237,7 +237,7 @@ impl FastPath {
     /// Takes an object of at least `size` bytes from this CPU's stack, for a thread that is in no
     /// group. `None`: the caller goes on in [`Objects`](crate::objects::Objects).
     #[inline(always)]
-    pub fn allocate_outside(&self, size: usize) -> Option<NonNull<u8>> {
+    pub fn allocate_ungrouped(&self, size: usize) -> Option<NonNull<u8>> {
         self.take_top::<{ from_table!(limit_outside) }>(size)
     }
 

@@ -391,7 +391,7 @@ impl<P: Platform> Objects<P> {
     /// neither enters the gate nor refills the stack. If it returns `None`, the caller takes the
     /// slow path.
     #[inline]
-    pub fn allocate_at_once(&self, class: Class) -> Option<*mut u8> {
+    pub fn alloc_cpu_locked(&self, class: Class) -> Option<*mut u8> {
         let object = NonNull::new(self.cpu_caches.pop_at_once(&self.platform, class)?)?;
         // SAFETY: stacks hold cached objects of this instance, and this one is this thread's now.
         unsafe { self.fast_path().hand_out(object, GateSide::Outside) }.map(NonNull::as_ptr)
@@ -400,7 +400,7 @@ impl<P: Platform> Objects<P> {
     /// Pushes an object onto a stack of this CPU if the CPU has Atomic slots. The object is marked
     /// as cached and in no stack. Returns `false` if the caller still has the object.
     #[inline]
-    pub fn free_at_once(&self, class: Class, object: *mut u8) -> bool {
+    pub fn free_cpu_locked(&self, class: Class, object: *mut u8) -> bool {
         self.cpu_caches.push_at_once(&self.platform, class, self.kind_entry(object).home(), object)
     }
 

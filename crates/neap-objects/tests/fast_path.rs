@@ -39,8 +39,8 @@ fn allocate<P: Platform>(o: &Opened<P>, size: usize) -> Option<*mut u8> {
 }
 
 /// Repeats a call for a thread that has entered nothing.
-fn allocate_outside<P: Platform>(o: &Opened<P>, size: usize) -> Option<*mut u8> {
-    (0..100).find_map(|_| o.fast_path.allocate_outside(size)).map(|object| object.as_ptr())
+fn allocate_ungrouped<P: Platform>(o: &Opened<P>, size: usize) -> Option<*mut u8> {
+    (0..100).find_map(|_| o.fast_path.allocate_ungrouped(size)).map(|object| object.as_ptr())
 }
 
 /// Runs `test` with an object of 64 bytes on this CPU's stack. The object is the program's
@@ -81,7 +81,7 @@ fn a_size_leads_to_the_stack_of_its_class() {
     let outside = [core::ptr::null(), (&raw const o).cast(), core::ptr::without_provenance(usize::MAX)];
     assert_eq!(outside.map(|pointer| o.fast_path.class_of(pointer)), [None; 3]);
     for size in [LARGEST + 1, 1 << 32, usize::MAX] {
-        assert!(allocate(&o, size).is_none() && allocate_outside(&o, size).is_none(), "{size} bytes");
+        assert!(allocate(&o, size).is_none() && allocate_ungrouped(&o, size).is_none(), "{size} bytes");
     }
     o.drain();
     assert_eq!(o.prove().slabs, 0);
@@ -92,7 +92,7 @@ fn group_check_refuses_unchecked_calls_and_serves_ungrouped() {
     with_an_object_of_64(|o, object| {
         o.fast_path.enable_group_check();
         assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unchecked() && o.fast_path.serves_ungrouped());
-        assert_eq!(allocate_outside(o, 64), Some(object));
+        assert_eq!(allocate_ungrouped(o, 64), Some(object));
     });
 }
 
@@ -113,7 +113,7 @@ fn counting_all_calls_ends_unless_group_check_is_enabled() {
         o.fast_path.count_all();
         o.fast_path.count_none();
         assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unchecked() && !o.fast_path.counts(64));
-        assert_eq!(allocate_outside(o, 64), Some(object));
+        assert_eq!(allocate_ungrouped(o, 64), Some(object));
     });
 }
 
@@ -121,9 +121,9 @@ fn counting_all_calls_ends_unless_group_check_is_enabled() {
 fn disabled_ungrouped_fast_path_serves_only_grouped_threads() {
     with_an_object_of_64(|o, object| {
         o.fast_path.disable_ungrouped_fast_path();
-        assert!(allocate(o, 64).is_none() && allocate_outside(o, 64).is_none());
+        assert!(allocate(o, 64).is_none() && allocate_ungrouped(o, 64).is_none());
         assert!(!o.fast_path.serves_unchecked() && !o.fast_path.serves_ungrouped());
-        let entered = (0..100).map(|_| o.fast_path.allocate_owned(64, 1)).find(|owned| *owned != Owned::Nothing);
+        let entered = (0..100).map(|_| o.fast_path.allocate_grouped(64, 1)).find(|owned| *owned != Owned::Nothing);
         let Some(Owned::Another(popped)) = entered else { panic!("an owner that was entered is served") };
         assert_eq!(popped.as_ptr(), object);
         // SAFETY: this thread just popped the object, which is marked as cached.

@@ -1,10 +1,26 @@
 //! One memory manager: the entry points, and their slow paths.
 //!
 //! # Design
-//! The first lines of an entry point are the fast path, which is inlined. The slow paths are out of
-//! line, and work on the manager's structures inside the fork gate. There is one exception. A CPU
-//! without restartable sequences has its stacks under a lock, and a slow path may first try that
-//! lock outside the gate. Fork takes the lock itself.
+//! malloc has four steps. Each calls the next one if it has no object for the caller. Step 1 is
+//! inlined into the entry points, the others are out of line.
+//!
+//! 1. [`Mm::alloc_fast`] pops an object from this CPU's stack by a restartable sequence.
+//! 2. [`Mm::alloc_fast_grouped`] reads the thread's group, and pops an object for which the group
+//!    pays. If allocations are sampled, they are counted here (`allocate_sampled`).
+//! 3. [`Mm::alloc_cpu_locked`] pops under the CPU's lock, on a CPU without sequences.
+//! 4. `alloc_slow` serves what is left, and every size and alignment without a class. It adds the
+//!    edges of the option `check` (`allocate_checked`), or charges the thread's group
+//!    (`alloc_slow_charged`). All of these end in `alloc_slow_uncharged`, inside the fork gate.
+//!
+//! free has three steps:
+//!
+//! 1. [`Mm::free`] pushes the object onto a stack of this CPU by a restartable sequence.
+//! 2. `free_cpu_locked` runs if the push fails. It pushes under the CPU's lock, or enters the gate
+//!    and spills.
+//! 3. `free_slow` frees all else: runs, objects with a sample, guarded and checked blocks.
+//!
+//! The fork gate keeps threads out of the manager's structures during a fork. Steps with sequences
+//! and CPU locks run outside, since fork closes both.
 //!
 //! A function that takes [`Inside`] runs inside the gate. A function that enters the gate, or calls
 //! one that does, must be called outside.
@@ -304,71 +320,66 @@ impl<P: Platform> Mm<P> {
     /// no memory.
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> *mut u8 {
-        self.allocate_or(size, move || self.allocate_otherwise(size))
+        self.alloc_fast(size, move || self.allocate_grouped(size))
     }
 
     #[inline(never)]
-    fn allocate_otherwise(&self, size: usize) -> *mut u8 {
-        self.allocate_entered_or(size, move || self.allocate_slow(size))
+    fn allocate_grouped(&self, size: usize) -> *mut u8 {
+        self.alloc_fast_grouped(size, move || self.alloc_cpu_locked(size))
     }
 
-    /// Allocates at least `size` bytes from this CPU's stack. Calls `otherwise` if the fast path
-    /// refuses. `otherwise` must end in [`Mm::allocate_entered_or`].
+    /// Step 1 of malloc: allocates at least `size` bytes from this CPU's stack. Calls `grouped` if
+    /// the fast path refuses. `grouped` must end in [`Mm::alloc_fast_grouped`].
     #[inline(always)]
-    pub fn allocate_or(&self, size: usize, otherwise: impl FnOnce() -> *mut u8) -> *mut u8 {
+    pub fn alloc_fast(&self, size: usize, grouped: impl FnOnce() -> *mut u8) -> *mut u8 {
         match self.fast_path.allocate(size) {
             Some(object) => object.as_ptr(),
-            None => otherwise(),
+            None => grouped(),
         }
     }
 
-    /// Allocates at least `size` bytes on the slow path. Their address is a multiple of 16. Returns
-    /// null if there is no memory.
+    /// Step 3 of malloc: allocates at least `size` bytes from this CPU's stack under the CPU's
+    /// lock, or on the slow path. Their address is a multiple of 16. Returns null if there is no
+    /// memory.
     #[cold]
     #[inline(never)]
-    pub fn allocate_slow(&self, size: usize) -> *mut u8 {
-        if self.is_checked() {
-            return self.allocate_checked(size, GRAIN);
-        }
-        // The fast path of CPUs without sequences.
+    pub fn alloc_cpu_locked(&self, size: usize) -> *mut u8 {
         if size <= LARGEST
-            && let Some(core) = self.core_if_open()
+            && let Some(core) = self.core()
+            && !core.options.check
             && core.is_ordinary()
-            && let Some(object) = core.objects.allocate_at_once(Class::of_size(size))
+            && let Some(object) = core.objects.alloc_cpu_locked(Class::of_size(size))
         {
             return object;
         }
-        self.allocate_any(size, GRAIN).0
+        self.alloc_slow(size, GRAIN).0
     }
 
     /// Allocates at least `size` bytes. Their address is a multiple of 16. The first `size` bytes
     /// are zero. Returns null if there is no memory.
     #[inline]
     pub fn allocate_zeroed(&self, size: usize) -> *mut u8 {
-        let (memory, zero) =
-            if size <= LARGEST { (self.allocate(size), false) } else { self.allocate_directly(size, GRAIN) };
-        if !zero && !memory.is_null() {
-            // SAFETY: this call has just allocated `size` bytes, to which no code has written
-            // since.
-            unsafe { self.zero(memory, size) };
-        }
-        memory
+        let fresh = if size <= LARGEST { (self.allocate(size), false) } else { self.alloc_slow_counted(size, GRAIN) };
+        // SAFETY: this call has just allocated `size` bytes, to which no code has written since.
+        unsafe { self.zero(fresh, size) }
     }
 
-    /// Makes the first `size` bytes of a fresh allocation zero.
+    /// Makes the first `size` bytes of a fresh allocation zero, unless it is null or `is_zero`.
+    /// Returns the allocation.
     ///
     /// # Safety
     /// The allocation is the caller's and has that many bytes. No code has written to it.
     #[inline]
-    unsafe fn zero(&self, memory: *mut u8, size: usize) {
+    unsafe fn zero(&self, (memory, is_zero): (*mut u8, bool), size: usize) -> *mut u8 {
         // SAFETY: the allocation is the caller's and has `size` bytes, so this call may write to
         // them. No code has written to it, as `zero_run` requires of a run. All three are the
         // caller's promise.
         unsafe {
-            if size <= LARGEST || !self.zero_run(memory) {
+            if !is_zero && !memory.is_null() && (size <= LARGEST || !self.zero_run(memory)) {
                 memory.write_bytes(0, size);
             }
         }
+        memory
     }
 
     /// Allocates at least `size` bytes. Their address is a multiple of `align`, which is a power of
@@ -377,7 +388,7 @@ impl<P: Platform> Mm<P> {
     pub fn allocate_aligned(&self, size: usize, align: usize) -> *mut u8 {
         match self.size_on(size, align) {
             Some(size) => self.allocate(size),
-            None => self.allocate_directly(size, align).0,
+            None => self.alloc_slow_counted(size, align).0,
         }
     }
 
@@ -399,39 +410,33 @@ impl<P: Platform> Mm<P> {
         if let Some(size) = self.size_on(size, align) {
             return self.allocate_zeroed(size);
         }
-        let (memory, zero) = self.allocate_directly(size, align);
-        if !zero && !memory.is_null() {
-            // SAFETY: this call has just allocated `size` bytes, to which no code has written
-            // since.
-            unsafe { self.zero(memory, size) };
-        }
-        memory
+        let fresh = self.alloc_slow_counted(size, align);
+        // SAFETY: this call has just allocated `size` bytes, to which no code has written since.
+        unsafe { self.zero(fresh, size) }
     }
 
-    /// Allocates on the slow path, and counts the allocation for samples.
-    /// ([`Mm::allocate_entered_or`] counts the allocations that come through it.)
-    fn allocate_directly(&self, size: usize, align: usize) -> (*mut u8, bool) {
-        let (memory, zero) = match self.is_checked() {
-            true => (self.allocate_checked(size, align), false),
-            false => self.allocate_any(size, align),
-        };
-        self.count_allocation(memory, size);
-        (memory, zero)
+    /// Allocates by step 4 of malloc, and counts the allocation for samples.
+    /// ([`Mm::alloc_fast_grouped`] counts the allocations that come through it.)
+    fn alloc_slow_counted(&self, size: usize, align: usize) -> (*mut u8, bool) {
+        let fresh = self.alloc_slow(size, align);
+        self.count_allocation(fresh.0, size);
+        fresh
     }
 
-    /// Allocates on the slow path, and charges the thread's group if the thread is in one. The
-    /// second value is `true` only if all bytes are zero.
-    pub(crate) fn allocate_any(&self, size: usize, align: usize) -> (*mut u8, bool) {
-        if self.core_if_open().is_some_and(|core| !core.is_ordinary()) {
-            return self.allocate_any_entered(size, align);
+    /// Step 4 of malloc: allocates with the edges of the option `check`, or charged to the thread's
+    /// group, or neither. The second value is `true` only if all bytes are zero.
+    fn alloc_slow(&self, size: usize, align: usize) -> (*mut u8, bool) {
+        match self.core() {
+            None => (null_mut(), false),
+            Some(core) if core.options.check => (self.allocate_checked(core, size, align), false),
+            Some(core) if core.is_ordinary() => self.alloc_slow_uncharged(core, size, align),
+            Some(core) => self.alloc_slow_charged(core, size, align),
         }
-        self.allocate_unpaid(size, align)
     }
 
     /// Allocates on the slow path, and charges no group. The second value is `true` only if all
     /// bytes are zero.
-    pub(crate) fn allocate_unpaid(&self, size: usize, align: usize) -> (*mut u8, bool) {
-        let Some(core) = self.core() else { return (null_mut(), false) };
+    pub(crate) fn alloc_slow_uncharged(&self, core: &Core<P>, size: usize, align: usize) -> (*mut u8, bool) {
         if is_beyond_any(size, align) {
             return (null_mut(), false);
         }
@@ -459,7 +464,7 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Frees memory that a function of this manager returned. Ignores null. Any other pointer ends
-    /// the process with a line that names the error.
+    /// the process with a line that names the error. This is step 1 of free.
     ///
     /// # Safety
     /// No thread uses the memory any more.
@@ -467,20 +472,20 @@ impl<P: Platform> Mm<P> {
     pub unsafe fn free(&self, pointer: *mut u8) {
         match self.fast_path.free(pointer) {
             FreeOutcome::Cached => {}
-            FreeOutcome::CacheFull => self.free_unplaced(pointer),
+            FreeOutcome::CacheFull => self.free_cpu_locked(pointer),
             FreeOutcome::NotFastPath => self.free_slow(pointer),
         }
     }
 
-    /// Puts an object into a stack or its slab. The object is marked as cached, and no other thread
-    /// has it.
+    /// Step 2 of free: puts an object into a stack or its slab. The object is marked as cached, and
+    /// no other thread has it.
     #[cold]
     #[inline(never)]
-    pub(crate) fn free_unplaced(&self, pointer: *mut u8) {
+    pub(crate) fn free_cpu_locked(&self, pointer: *mut u8) {
         let Some(core) = self.core_if_open() else { return };
         // SAFETY: the state byte marks the object as cached, so it lies in this manager's arena.
         let class = unsafe { self.fast_path.kind(pointer) }.class();
-        if core.objects.free_at_once(class, pointer) {
+        if core.objects.free_cpu_locked(class, pointer) {
             return;
         }
         {
@@ -490,6 +495,7 @@ impl<P: Platform> Mm<P> {
         core.after_free(self, Returned::Objects(class));
     }
 
+    /// Step 3 of free.
     #[cold]
     #[inline(never)]
     fn free_slow(&self, pointer: *mut u8) {
@@ -524,7 +530,7 @@ impl<P: Platform> Mm<P> {
     pub unsafe fn free_named(&self, pointer: *mut u8, size: NamedSize) {
         match self.fast_path.free(pointer) {
             FreeOutcome::Cached => {}
-            FreeOutcome::CacheFull => self.free_unplaced(pointer),
+            FreeOutcome::CacheFull => self.free_cpu_locked(pointer),
             FreeOutcome::NotFastPath => self.free_named_slow(pointer, size),
         }
     }
@@ -549,7 +555,7 @@ impl<P: Platform> Mm<P> {
             if !core.objects.disown(pointer) {
                 core.die_of(class, pointer, "free");
             }
-            return self.free_unplaced(pointer);
+            return self.free_cpu_locked(pointer);
         }
         self.end_sample_of_run(core, pointer);
         let payer = core.run_payer(pointer);

@@ -48,7 +48,7 @@ fn own<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8, owner: u64) ->
 /// Allocates a charged object, by the fast path if possible. Returns it, and whether it was paid
 /// for already.
 fn take_owned<P: Platform>(o: &Opened<P>, class: Class, owner: u64) -> (*mut u8, bool) {
-    let (object, again) = match o.fast_path.allocate_owned(class.size(), word_of(owner)) {
+    let (object, again) = match o.fast_path.allocate_grouped(class.size(), word_of(owner)) {
         Owned::Again(object) => (object.as_ptr(), true),
         Owned::Another(object) => {
             // SAFETY: a stack of this instance gave out the object to this thread.

@@ -55,7 +55,7 @@ fn uncharger_is_told_whether_it_runs_in_a_slow_path() {
     let found = (0..1000).any(|_| {
         leave(&o, class, &[1]);
         told();
-        let Owned::Another(object) = o.fast_path.allocate_owned(64, 0) else { return false };
+        let Owned::Another(object) = o.fast_path.allocate_grouped(64, 0) else { return false };
         assert_eq!(told(), [0, 0], "it is another's until it is handed out");
         // SAFETY: a stack of this instance gave out the object to this thread.
         let object = unsafe { o.fast_path.hand_out(object, GateSide::Outside) }.unwrap();
@@ -88,6 +88,6 @@ fn block_above_largest_class_has_no_payer_again() {
     let Some(o) = rseq() else { return };
     Class::all().for_each(|class| leave(&o, class, &[1; 3]));
     for size in [LARGEST + 1, LARGEST + 16, LARGEST + 17, usize::MAX] {
-        assert_eq!(o.fast_path.allocate_owned(size, word_of(1)), Owned::Nothing, "{size}");
+        assert_eq!(o.fast_path.allocate_grouped(size, word_of(1)), Owned::Nothing, "{size}");
     }
 }

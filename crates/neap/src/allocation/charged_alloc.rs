@@ -15,7 +15,7 @@
 //! A thread holds the mutex `flushing` while it flushes caches.
 
 use crate::groups::memory_groups::{Grouped, price};
-use crate::mm::{Mm, is_beyond_any};
+use crate::mm::{Core, Mm, is_beyond_any};
 use crate::options::ThreadGroups;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering;
@@ -74,16 +74,16 @@ impl<P: Platform> Mm<P> {
         (tag == self.tag.load(Ordering::Relaxed)).then(|| GroupId::from_bits(word as u64))
     }
 
-    /// Allocates at least `size` bytes from this CPU's stack. Their address is a multiple of 16. A
-    /// thread in no group gets an object at once. A thread in a group gets one that the group has
-    /// paid for already, or for which this CPU's stock pays. Otherwise calls `slow`, which must end
-    /// in [`Mm::allocate_slow`].
+    /// Step 2 of malloc: allocates at least `size` bytes from this CPU's stack. Their address is a
+    /// multiple of 16. A thread in no group gets an object at once. A thread in a group gets one
+    /// that the group has paid for already, or for which this CPU's stock pays. Otherwise calls
+    /// `slow`, which must end in [`Mm::alloc_cpu_locked`].
     #[inline(always)]
-    pub fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+    pub fn alloc_fast_grouped(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         if self.fast_path.counts(size) {
             return match count_down(size) {
-                true => self.fast_path.allocate_outside(size).map_or_else(slow, NonNull::as_ptr),
-                false => self.allocate_due(size, slow),
+                true => self.fast_path.allocate_ungrouped(size).map_or_else(slow, NonNull::as_ptr),
+                false => self.allocate_sampled(size, slow),
             };
         }
         let word = entered();
@@ -92,33 +92,33 @@ impl<P: Platform> Mm<P> {
             return slow();
         }
         if self.profile.is_on() && !count_down(size) {
-            return self.allocate_due(size, slow);
+            return self.allocate_sampled(size, slow);
         }
-        self.allocate_counted(word, size, slow)
+        self.pop_for_thread(word, size, slow)
     }
 
     /// Allocates, and samples the allocation.
     #[cold]
     #[inline(never)]
-    fn allocate_due(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+    fn allocate_sampled(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         let guarded = self.allocate_guarded(size);
-        let memory = guarded.unwrap_or_else(|| self.allocate_counted(entered(), size, slow));
+        let memory = guarded.unwrap_or_else(|| self.pop_for_thread(entered(), size, slow));
         self.sample(memory, size);
         memory
     }
 
-    /// Allocates as [`Mm::allocate_entered_or`] does, with the thread's word. The allocation is
-    /// counted already.
+    /// Pops an object for this thread, whose word is `word`, as [`Mm::alloc_fast_grouped`] says.
+    /// The allocation is counted already.
     #[inline(always)]
-    fn allocate_counted(&self, word: usize, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+    fn pop_for_thread(&self, word: usize, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         if word == 0
-            && let Some(object) = self.fast_path.allocate_outside(size)
+            && let Some(object) = self.fast_path.allocate_ungrouped(size)
         {
             return object.as_ptr();
         }
         // One comparison shows that the thread is in a group of this manager, and that the group
         // has paid.
-        match self.fast_path.allocate_owned(size, word as u64) {
+        match self.fast_path.allocate_grouped(size, word as u64) {
             Owned::Again(object) => object.as_ptr(),
             Owned::Another(object) => self.pay_for_or(size, object, slow),
             Owned::Nothing => slow(),
@@ -136,21 +136,21 @@ impl<P: Platform> Mm<P> {
             let payer = group.payer(Kind::Objects, grouped.node());
             if grouped.take(payer, price(class)) {
                 self.note_node(payer);
-                // SAFETY: `allocate_owned` popped the object from a stack of this manager for this
-                // thread. The object is marked as cached, and no other thread has it.
+                // SAFETY: `allocate_grouped` popped the object from a stack of this manager for
+                // this thread. The object is marked as cached, and no other thread has it.
                 let object = unsafe { self.fast_path.hand_out(object, GateSide::Outside) };
                 return object.map_or(null_mut(), |object| self.own(&grouped, class, object.as_ptr(), payer));
             }
         }
         if group.is_none() && self.fast_path.serves_ungrouped() {
-            // SAFETY: `allocate_owned` popped the object from a stack of this manager for this
+            // SAFETY: `allocate_grouped` popped the object from a stack of this manager for this
             // thread. The object is marked as cached, and no other thread has it.
             return unsafe { self.fast_path.hand_out(object, GateSide::Outside) }.map_or(null_mut(), NonNull::as_ptr);
         }
         // SAFETY: the object came from a stack of this manager, so it lies in the arena and has a
         // class. `kind` returns its kind.
         if !unsafe { self.fast_path.put(self.fast_path.kind(object.as_ptr()), object.as_ptr()) } {
-            self.free_unplaced(object.as_ptr());
+            self.free_cpu_locked(object.as_ptr());
         }
         slow()
     }
@@ -183,15 +183,14 @@ impl<P: Platform> Mm<P> {
         object
     }
 
-    /// Allocates on the slow path, and charges the thread's group. The second value is `true` only
-    /// if all bytes are zero.
-    pub(crate) fn allocate_any_entered(&self, size: usize, align: usize) -> (*mut u8, bool) {
-        let Some(core) = self.core() else { return (null_mut(), false) };
+    /// Allocates on the slow path, and charges the thread's group, if it is in one. The second
+    /// value is `true` only if all bytes are zero.
+    pub(crate) fn alloc_slow_charged(&self, core: &Core<P>, size: usize, align: usize) -> (*mut u8, bool) {
         if core.options.groups != ThreadGroups::Off {
             self.put_thread_into_group(core.options.groups);
         }
         let (Some(mut group), Some(grouped)) = (self.group_of_thread(), self.groups_if_made()) else {
-            return self.allocate_unpaid(size, align);
+            return self.alloc_slow_uncharged(core, size, align);
         };
         if is_beyond_any(size, align) {
             return (null_mut(), false);
@@ -215,11 +214,11 @@ impl<P: Platform> Mm<P> {
                         group = heir;
                         self.enter(Some(heir));
                     }
-                    None => return self.allocate_unpaid(size, align),
+                    None => return self.alloc_slow_uncharged(core, size, align),
                 },
             }
         };
-        let (memory, zero) = self.allocate_unpaid(size, align);
+        let (memory, zero) = self.alloc_slow_uncharged(core, size, align);
         if memory.is_null() {
             grouped.uncharge(payer, bytes);
         } else if let Some(class) = class {

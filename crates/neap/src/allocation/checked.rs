@@ -112,20 +112,13 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Whether every allocation is checked. Opens the manager if need be, so that the first
-    /// allocation is checked, too.
-    #[inline]
-    pub(crate) fn is_checked(&self) -> bool {
-        self.core().is_some_and(|core| core.options.check)
-    }
-
     /// Allocates `size` bytes, with a front and a tail. Their address is a multiple of `align`.
     /// Returns null if there is no memory.
-    pub(crate) fn allocate_checked(&self, size: usize, align: usize) -> *mut u8 {
+    pub(crate) fn allocate_checked(&self, core: &Core<P>, size: usize, align: usize) -> *mut u8 {
         let front = align.max(LEAST_FRONT);
         let whole = size.checked_add(front + LEAST_TAIL).filter(|whole| !is_beyond_any(*whole, align));
-        let block = whole.map_or(null_mut(), |whole| self.allocate_any(whole, align.max(GRAIN)).0);
-        let (Some(block), Some(core)) = (NonNull::new(block), self.core_if_open()) else { return null_mut() };
+        let block = whole.map_or(null_mut(), |whole| self.alloc_slow_charged(core, whole, align.max(GRAIN)).0);
+        let Some(block) = NonNull::new(block) else { return null_mut() };
         let usable = core.usable_size(block.as_ptr(), "malloc");
         let start = block.addr().get() + front;
         // SAFETY: the block is this call's. It has `usable` bytes, which are more than `front +
