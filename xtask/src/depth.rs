@@ -36,7 +36,7 @@ const STATED: Stated<'static> = Stated {
         // A charge that the program makes inline, and no allocation.
         "::ask_inline",
         // Rare work where no stack can be mapped.
-        "::make_room_here",
+        "::reclaim_on_this_stack",
         "core::fmt::",
     ],
     repeated: &[

@@ -8,16 +8,16 @@ use neap_base::Platform;
 use neap_os::clock;
 
 /// Number of checks of the gate after which the thread yields. It naps after each later check.
-const YIELDS: u32 = 20;
+const POLL_YIELDS_MAX: u32 = 20;
 
 /// Nanoseconds of a nap.
-const NAP: u64 = 50_000;
+const POLL_SLEEP_NS: u64 = 50_000;
 
 /// Most naps while another thread holds the lock of a CPU without restartable sequences. They take
 /// about a second. The wait is bounded, since this thread may hold the lock itself.
-const LOCK_NAPS: u32 = 10_000;
+const LOCK_SLEEPS_MAX: u32 = 10_000;
 /// One nap for a CPU's lock counts as so many checks of the gate.
-const LOCK_NAP: u32 = 10;
+const POLLS_PER_LOCK_SLEEP: u32 = 10;
 
 impl<P: Platform> Mm<P> {
     /// Closes the gate and the restartable sequences. Afterwards every object and page is in
@@ -47,10 +47,10 @@ impl<P: Platform> Mm<P> {
             // From here on the gate is this thread's.
             stop_clock();
             seen = u32::saturating_add(seen, 1);
-            if seen < YIELDS {
+            if seen < POLL_YIELDS_MAX {
                 core.objects.platform.pause()
             } else {
-                core.objects.platform.sleep(NAP)
+                core.objects.platform.sleep(POLL_SLEEP_NS)
             }
             patience(seen)
         });
@@ -58,14 +58,14 @@ impl<P: Platform> Mm<P> {
         // A lock is held for a few instructions, unless its holder does not run.
         let mut naps = 0;
         let wait = || {
-            core.objects.platform.sleep(NAP);
+            core.objects.platform.sleep(POLL_SLEEP_NS);
             naps += 1;
-            naps < LOCK_NAPS && patience(naps * LOCK_NAP)
+            naps < LOCK_SLEEPS_MAX && patience(naps * POLLS_PER_LOCK_SLEEP)
         };
         if empty && core.objects.cpu_caches.close_table(&core.objects.platform, wait).is_err() {
             // The fence failed, or another thread kept a lock. A sequence has a few instructions.
             // So after some pauses all sequences have very likely ended.
-            (0..YIELDS).for_each(|_| core.objects.platform.pause());
+            (0..POLL_YIELDS_MAX).for_each(|_| core.objects.platform.pause());
         }
     }
 

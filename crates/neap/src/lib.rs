@@ -1,7 +1,7 @@
 //! neap: a memory manager for Linux processes.
 //!
 //! `neap-malloc` (the C library's malloc family) and [`Neap`] (Rust's global allocator) use the
-//! process's manager. Tests make managers with [`mm::Mm`]. The function `Core::make_room` defines
+//! process's manager. Tests make managers with [`mm::Mm`]. `Core::reclaim_for_allocation` defines
 //! the order in which caches give memory to an allocation that found none.
 //!
 //! - [`Neap`]: the process's allocator, `#[global_allocator]`.

@@ -447,7 +447,7 @@ impl<P: Platform> Mm<P> {
                 None => core.allocate_run(size, align).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
-        let memory = attempt().or_else(|| core.make_room(self, size, &attempt));
+        let memory = attempt().or_else(|| core.reclaim_for_allocation(self, size, &attempt));
         self.after_allocation(core);
         memory.unwrap_or_else(|| {
             core.count_refusal();
@@ -460,7 +460,7 @@ impl<P: Platform> Mm<P> {
         if core.settings.limit() > 0 {
             core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform));
         }
-        core.after(self);
+        core.after_slow_path(self);
     }
 
     /// Frees memory that a function of this manager returned. Ignores null. Any other pointer ends
@@ -504,7 +504,7 @@ impl<P: Platform> Mm<P> {
         if pointer.is_null() {
             return;
         }
-        let Some(core) = self.core_if_open() else { core_less(pointer) };
+        let Some(core) = self.core_if_open() else { abort_before_init(pointer) };
         if core.options.check {
             return self.free_checked(core, pointer, None, "free");
         }
@@ -553,7 +553,7 @@ impl<P: Platform> Mm<P> {
                 self.end_sample(core, pointer);
             }
             if !core.objects.disown(pointer) {
-                core.die_of(class, pointer, "free");
+                core.abort_invalid_pointer(class, pointer, "free");
             }
             return self.free_cpu_locked(pointer);
         }
@@ -585,7 +585,7 @@ impl<P: Platform> Mm<P> {
         if pointer.is_null() {
             return 0;
         }
-        let Some(core) = self.core_if_open() else { core_less(pointer) };
+        let Some(core) = self.core_if_open() else { abort_before_init(pointer) };
         if core.options.check {
             return self.usable_checked(core, pointer, "malloc_usable_size");
         }
@@ -675,7 +675,7 @@ const SPAN: usize = 16 << 40;
 
 /// Ends the process, because a caller has passed a pointer before the manager allocated memory.
 #[cold]
-pub(crate) fn core_less(pointer: *const u8) -> ! {
+pub(crate) fn abort_before_init(pointer: *const u8) -> ! {
     neap_os::fatal::die(format_args!(
         "free: {pointer:p} is not from this allocator, which has not allocated anything yet"
     ))

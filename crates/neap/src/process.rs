@@ -55,11 +55,11 @@ pub fn streams() -> &'static StreamsLock {
 
 /// Number of looks at the gate, in two or three seconds, after which fork reports that it waits for
 /// a thread.
-const FORK_LOOKS: u32 = 20_000;
+const FORK_REPORT_POLLS: u32 = 20_000;
 /// Number of looks at the gate, in some tenths of a second, if a signal handler forks in a thread
 /// that is inside. Other threads inside may wait for a lock of that thread, or may fork too and
 /// wait for it.
-const LOOKS_IN_VAIN: u32 = 2_000;
+const VAIN_POLLS_MAX: u32 = 2_000;
 
 /// Opens the manager at its first use, which may be on a small stack. If the system maps no other
 /// stack, the allocation fails.
@@ -229,9 +229,9 @@ fn close_all() {
     streams().lock();
     PROCESS.close_for_fork(&|looks| {
         if PROCESS.gate.is_wait_vain() {
-            return looks < LOOKS_IN_VAIN;
+            return looks < VAIN_POLLS_MAX;
         }
-        if looks == FORK_LOOKS {
+        if looks == FORK_REPORT_POLLS {
             say_if_heard(format_args!("fork waits for a thread that has been inside malloc or free for some seconds"));
         }
         // Waits on: the thread inside holds locks, or pages that the child would lose. The C

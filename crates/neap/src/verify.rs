@@ -11,7 +11,7 @@ use neap_objects::size_class::Class;
 pub use neap_objects::verify::{Census, Finding};
 
 /// Maximum number of looks at the gate, in about ten seconds, while a thread stays in a slow path.
-const LOOKS: u32 = 100_000;
+const POLLS_MAX: u32 = 100_000;
 
 impl<P: Platform> Mm<P> {
     /// Verifies that every object, every page and all per-CPU data is in exactly one place, and
@@ -27,7 +27,7 @@ impl<P: Platform> Mm<P> {
     pub fn verify(&self, in_hands: u64) -> Result<Census, Finding> {
         let Some(core) = self.core_if_open() else { return Ok(Census::default()) };
         let (objects, equal) = (&core.objects, |what, found| Finding::unless_equal(what, Class::NONE, 0, 0, found));
-        self.close_for_fork(&|looks| looks < LOOKS);
+        self.close_for_fork(&|looks| looks < POLLS_MAX);
         let answer = equal("thread that stays in a slow path", (!self.gate.is_empty()).into()).and_then(|()| {
             let (census, run_pages) = objects.verify(in_hands)?;
             equal("bytes unaccounted for", core.usage().unaccounted_bytes.unsigned_abs())?;

@@ -13,11 +13,11 @@ use neap_os::fatal::die;
 use neap_pages::State;
 
 /// Least bytes for which moving page tables is cheaper than copying.
-const WORTH_MOVING: usize = 256 << 10;
+const MOVE_BYTES_MIN: usize = 256 << 10;
 
 /// Least bytes in a row for which releasing their memory is cheaper than writing zeroes. The
 /// program may never have touched most pages of so long a range.
-const WORTH_DROPPING: usize = 32 << 20;
+const RELEASE_BYTES_MIN: usize = 32 << 20;
 
 /// State of the target of a run that could not be moved.
 enum Unmoved {
@@ -52,7 +52,7 @@ impl<P: Platform> Mm<P> {
             let Some(part) = part else { return true };
             let bytes = part.len() * pages.page_size();
             let start = memory.wrapping_add((part.start - first) as usize * pages.page_size());
-            let drops = bytes >= WORTH_DROPPING && !core.objects.is_isolated_cpu_in_use();
+            let drops = bytes >= RELEASE_BYTES_MIN && !core.objects.is_isolated_cpu_in_use();
             // SAFETY: `backed_part` returns pages of the run. The run is the caller's and holds no
             // data yet, so this call may release its memory or write to it (the caller's promise).
             unsafe {
@@ -113,7 +113,7 @@ impl<P: Platform> Core<P> {
     /// to an object.
     pub(crate) fn free_run(&self, pointer: *const u8) -> usize {
         let pages = &self.objects.pages;
-        let Some(count) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "free") };
+        let Some(count) = self.run_at(pointer) else { self.abort_invalid_pointer(Class::NONE, pointer, "free") };
         pages.free_run(&self.objects.platform, pages.pfn(pointer.addr()), count);
         count as usize * pages.page_size()
     }
@@ -122,7 +122,7 @@ impl<P: Platform> Core<P> {
     /// if that is impossible.
     pub(crate) fn resize_run(&self, pointer: *const u8, size: usize) -> bool {
         let pages = &self.objects.pages;
-        let Some(old) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "realloc") };
+        let Some(old) = self.run_at(pointer) else { self.abort_invalid_pointer(Class::NONE, pointer, "realloc") };
         let Ok(new) = u32::try_from(size.div_ceil(pages.page_size())) else { return false };
         new == old || pages.resize_run(&self.objects.platform, pages.pfn(pointer.addr()), old, new)
     }
@@ -134,7 +134,7 @@ impl<P: Platform> Core<P> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let old = self.run_at(pointer)?;
         let bytes = old as usize * pages.page_size();
-        if bytes < WORTH_MOVING || size < bytes {
+        if bytes < MOVE_BYTES_MIN || size < bytes {
             return None;
         }
         // Moving page tables interrupts every CPU that runs the process.
@@ -188,7 +188,7 @@ impl<P: Platform> Core<P> {
         let mut splits = self.splits.lock();
         splits.open(platform).map_err(|_| Unmoved::Mapped)?;
         let pieces = splits.pieces(source.clone()).count();
-        if pieces > bytes(count) / WORTH_MOVING || !splits.have_room(&place, pieces) {
+        if pieces > bytes(count) / MOVE_BYTES_MIN || !splits.have_room(&place, pieces) {
             return Err(Unmoved::Mapped);
         }
         for piece in splits.pieces(source.clone()) {
@@ -233,10 +233,10 @@ impl<P: Platform> Core<P> {
         match self.class_of(pointer, call) {
             Class::NONE => match self.run_at(pointer) {
                 Some(pages) => pages as usize * self.objects.pages.page_size(),
-                None => self.die_of(Class::NONE, pointer, call),
+                None => self.abort_invalid_pointer(Class::NONE, pointer, call),
             },
             class if self.objects.is_allocated(pointer) => class.size(),
-            class => self.die_of(class, pointer, call),
+            class => self.abort_invalid_pointer(class, pointer, call),
         }
     }
 
@@ -250,7 +250,7 @@ impl<P: Platform> Core<P> {
 
     /// Ends the process with a message about a pointer to no allocation of the program.
     #[cold]
-    pub(crate) fn die_of(&self, class: Class, pointer: *const u8, call: &str) -> ! {
+    pub(crate) fn abort_invalid_pointer(&self, class: Class, pointer: *const u8, call: &str) -> ! {
         let (page, size) = (self.objects.pages.page_size(), class.size());
         if class == Class::NONE {
             let state = self.objects.pages.frames().frame(self.objects.pages.pfn(pointer.addr())).state();

@@ -6,7 +6,7 @@
 //! copy and a free. Neither case needs more than the fast paths of malloc and free. A run is
 //! resized in place, or moved by its page tables (`large.rs`), or copied.
 
-use crate::mm::{Mm, core_less};
+use crate::mm::{Mm, abort_before_init};
 use crate::state::in_call::Returned;
 use neap_base::Platform;
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
@@ -61,7 +61,7 @@ impl<P: Platform> Mm<P> {
     #[inline(never)]
     unsafe fn reallocate_in_place(&self, pointer: *mut u8, size: usize, align: usize) -> Result<*mut u8, usize> {
         let pointer = untagged(pointer);
-        let Some(core) = self.core_if_open() else { core_less(pointer) };
+        let Some(core) = self.core_if_open() else { abort_before_init(pointer) };
         // A guarded block always moves, so that uses of the old pointer are detected.
         if let Some(usable) = core.guarded_size(pointer, "realloc") {
             return Err(usable);

@@ -5,28 +5,31 @@
 //! This module has no lock. The thread is outside the gate while reclaim calls shrinkers.
 
 use crate::mm::{Core, Mm};
-use crate::returning::drain::{Fences, NAP};
+use crate::returning::drain::{Fences, POLL_SLEEP_NS};
 use neap_base::Platform;
 use neap_os::stack;
 use neap_pages::Effort;
 
 /// Most looks at the container for one allocation. Another thread may use the room that a look has
 /// found.
-const CONTAINER_LOOKS: u32 = 4;
+const CONTAINER_LOOKS_MAX: u32 = 4;
 /// Most requests to shrinkers for one allocation.
-const RECLAIMS: u32 = 4;
+const RECLAIM_REQUESTS_MAX: u32 = 4;
 
 /// Nanoseconds that a failing allocation waits for neap's thread to empty the stacks of all CPUs.
-const LAST_RESORT: u64 = 100_000_000;
+const HELPER_WAIT_NS: u64 = 100_000_000;
 
 /// Most rounds of draining for such an allocation. From the second round on, another one follows
 /// only if other threads were inside the gate.
-const ROUNDS: u32 = 4;
+const DRAIN_ROUNDS_MAX: u32 = 4;
 /// Most looks for threads inside the gate in each round. A short pause follows each of the first
-/// looks, and a nap follows each look from number `QUICK` on. The naps last for many time slices of
-/// the scheduler.
-const LOOKS: u32 = 64;
-const QUICK: u32 = 16;
+/// looks, and a nap follows each look from number `POLL_YIELDS_MAX` on. The naps last for many time
+/// slices of the scheduler.
+const POLLS_MAX: u32 = 64;
+const POLL_YIELDS_MAX: u32 = 16;
+
+/// Tries an allocation again.
+type Attempt<'a, T> = &'a dyn Fn() -> Option<T>;
 
 impl<P: Platform> Core<P> {
     /// Makes room for an allocation that has found no memory, and tries it again. Returns `None` if
@@ -43,18 +46,18 @@ impl<P: Platform> Core<P> {
     /// 6. neap raises a limit that follows the container beyond the room in the container.
     /// 7. neap writes a heap profile, if the option `profile_at_limit` is set.
     #[cold]
-    pub(crate) fn make_room<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+    pub(crate) fn reclaim_for_allocation<T>(&self, mm: &Mm<P>, bytes: usize, attempt: Attempt<'_, T>) -> Option<T> {
         // This is rare and needs a deep stack, so it runs on a separate stack.
-        let apart = stack::apart(|| self.make_room_here(mm, bytes, attempt));
+        let apart = stack::apart(|| self.reclaim_on_this_stack(mm, bytes, attempt));
         // If no separate stack can be mapped, it runs on the thread's own.
-        apart.unwrap_or_else(|| self.make_room_here(mm, bytes, attempt))
+        apart.unwrap_or_else(|| self.reclaim_on_this_stack(mm, bytes, attempt))
     }
 
     #[cold]
     #[inline(never)]
-    fn make_room_here<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+    fn reclaim_on_this_stack<T>(&self, mm: &Mm<P>, bytes: usize, attempt: Attempt<'_, T>) -> Option<T> {
         let look = |_| if self.look_for_room(mm, bytes as u64) { Some(attempt()) } else { None };
-        let found = (0..CONTAINER_LOOKS).map_while(look).find_map(|found| found);
+        let found = (0..CONTAINER_LOOKS_MAX).map_while(look).find_map(|found| found);
         let found = found.or_else(|| self.give_up_caches_for(mm, bytes, attempt));
         let found = found.or_else(|| self.pass_limit(mm, bytes as u64, attempt));
         if found.is_none() && bytes as u64 <= self.largest() {
@@ -72,13 +75,13 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Does steps 2 to 5 of [`Core::make_room`].
-    fn give_up_caches_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+    /// Does steps 2 to 5 of [`Core::reclaim_for_allocation`].
+    fn give_up_caches_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: Attempt<'_, T>) -> Option<T> {
         // Even empty caches would not make room for it.
         if bytes as u64 > self.largest() {
             return None;
         }
-        for _ in 0..RECLAIMS {
+        for _ in 0..RECLAIM_REQUESTS_MAX {
             let Some(gave) = self.reclaim_for_budget(mm, bytes as u64) else { break };
             let memory = attempt();
             if memory.is_some() {
@@ -88,7 +91,7 @@ impl<P: Platform> Core<P> {
                 break;
             }
         }
-        self.drain_for(mm, attempt).or_else(|| {
+        self.drain_all_and_retry(mm, attempt).or_else(|| {
             let mut made_room = false;
             if self.settings.limit() > 0 {
                 mm.inside_to_the_end(self, |_, stop| made_room |= self.objects.punch(Effort::Full, stop).released > 0);
@@ -101,11 +104,11 @@ impl<P: Platform> Core<P> {
     }
 
     /// Empties every cache for an allocation that has found no memory, and tries it again (step 3).
-    fn drain_for<T>(&self, mm: &Mm<P>, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+    fn drain_all_and_retry<T>(&self, mm: &Mm<P>, attempt: Attempt<'_, T>) -> Option<T> {
         let (mut memory, mut pages) = (None, 0);
-        for round in 0..ROUNDS {
+        for round in 0..DRAIN_ROUNDS_MAX {
             if !self.objects.platform.may_fence() {
-                self.objects.helper.ask(LAST_RESORT);
+                self.objects.helper.ask(HELPER_WAIT_NS);
             }
             mm.inside_to_the_end(self, |inside, stop| pages += self.drain_everything(inside, Fences::OfCall, stop));
             memory = attempt();
@@ -123,9 +126,10 @@ impl<P: Platform> Core<P> {
             //
             // A may leave before `outwait` first looks, so there are at least two rounds.
             let mut looks = 0;
-            let was_inside = mm.gate.outwait(LOOKS, || {
+            let was_inside = mm.gate.outwait(POLLS_MAX, || {
                 looks += 1;
-                if looks < QUICK { self.objects.platform.pause() } else { self.objects.platform.sleep(NAP) }
+                let platform = &self.objects.platform;
+                if looks < POLL_YIELDS_MAX { platform.pause() } else { platform.sleep(POLL_SLEEP_NS) }
             });
             if round > 0 && !was_inside {
                 break;

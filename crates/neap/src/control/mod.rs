@@ -30,7 +30,7 @@ use crate::options::Background;
 use crate::options::settings::Setting;
 use crate::reports::reconcile::Books;
 use crate::reports::{chunk_report, group_report, map_report, shrinker_report};
-use crate::returning::drain::{Drained, NoSuch, RETRIES, Scope};
+use crate::returning::drain::{Drained, NoSuch, RETRIES_MAX, Scope};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
@@ -167,7 +167,7 @@ impl<P: Platform> Core<P> {
         match channel.what.load(Ordering::Relaxed) {
             DRAIN => {
                 let page_size = self.objects.pages.page_size() as u64;
-                let retries = if by == ServedBy::Call { 0 } else { RETRIES };
+                let retries = if by == ServedBy::Call { 0 } else { RETRIES_MAX };
                 channel.answer_drain(ticket, mm.drain_with(&channel.scope(page_size), retries), page_size);
             }
             CHUNKS => channel.answer(ticket, if self.report_chunks(mm, channel) { 0 } else { BUSY }),

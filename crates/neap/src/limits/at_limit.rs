@@ -24,12 +24,12 @@ use neap_base::platform::{Errno, Pressure};
 use neap_os::stack;
 
 /// Least nanoseconds from one file to the next.
-const PAUSE: u64 = 60_000_000_000;
+const FILE_INTERVAL_NS: u64 = 60_000_000_000;
 /// Nanoseconds that a refused allocation waits for the file.
-const PATIENCE: u64 = 1_000_000_000;
+const FILE_WAIT_NS: u64 = 1_000_000_000;
 /// Nanoseconds of each nap of a thread that waits until another thread has written the file.
-const NAP: u64 = 1_000_000;
-const NAPS: u64 = PATIENCE / NAP;
+const POLL_SLEEP_NS: u64 = 1_000_000;
+const POLLS_MAX: u64 = FILE_WAIT_NS / POLL_SLEEP_NS;
 
 impl<P: Platform> Core<P> {
     /// Whether a file may be written now. The load is Relaxed, since `write_wanted_profile` checks
@@ -39,7 +39,7 @@ impl<P: Platform> Core<P> {
             return false;
         }
         let last = self.at_limit.last.load(Ordering::Relaxed);
-        last == 0 || self.objects.platform.precise().saturating_sub(last) >= PAUSE
+        last == 0 || self.objects.platform.precise().saturating_sub(last) >= FILE_INTERVAL_NS
     }
 
     /// Writes a heap profile before an allocation fails, or has neap's thread write it.
@@ -53,14 +53,14 @@ impl<P: Platform> Core<P> {
         if self.objects.platform.may_fence() || !self.background.has_thread() {
             self.write_wanted_profile(mm);
             // Another thread may be writing a file.
-            for _ in 0..NAPS {
+            for _ in 0..POLLS_MAX {
                 if !self.at_limit.is_writing.load(Ordering::Relaxed) {
                     break;
                 }
-                self.objects.platform.sleep(NAP);
+                self.objects.platform.sleep(POLL_SLEEP_NS);
             }
         } else {
-            self.objects.helper.ask(PATIENCE);
+            self.objects.helper.ask(FILE_WAIT_NS);
         }
     }
 
@@ -159,7 +159,7 @@ mod tests {
         let counts = || [&core.at_limit.written, &core.at_limit.failed].map(|word| word.load(Ordering::Relaxed));
         core.profile_before_refusal(&mm);
         assert_eq!((counts(), core.at_limit.wanted.load(Ordering::Relaxed)), ([0, 1], 0));
-        core.objects.platform.advance(PAUSE - 1);
+        core.objects.platform.advance(FILE_INTERVAL_NS - 1);
         core.profile_before_refusal(&mm);
         assert_eq!(counts(), [0, 1], "too soon");
         core.objects.platform.advance(1);

@@ -51,9 +51,9 @@ use neap_groups::Event;
 use neap_os::stack;
 
 /// Nanoseconds that an allocation at the limit waits for neap's thread to look.
-const PATIENCE: u64 = 100_000_000;
+const LOOK_WAIT_NS: u64 = 100_000_000;
 /// Nanoseconds of such a wait with `refuse:on`. The allocation fails if no look raises the limit.
-const REFUSAL_PATIENCE: u64 = 1_000_000_000;
+const REFUSAL_LOOK_WAIT_NS: u64 = 1_000_000_000;
 /// Least change of the limit that takes effect. It is one in so many bytes of the limit, or so many
 /// bytes if that is more.
 const LEAST_CHANGE: (u64, u64) = (64, 1 << 20);
@@ -65,7 +65,7 @@ const SLACK: u64 = 8;
 /// Bytes by which `pass_limit` raises the limit beyond the need of the allocation.
 const BEYOND: u64 = 8 << 20;
 /// Most tries to pass the limit for one allocation.
-const PASSES: u32 = 16;
+const PASSES_MAX: u32 = 16;
 
 /// The numbers from which [`limit_for`] computes a limit, besides the container's room.
 #[derive(Clone, Copy)]
@@ -291,7 +291,7 @@ impl<P: Platform> Core<P> {
             // The smallest of several needs, since the room may suffice for that alone.
             let smallest = |wanted: u64| Some(if wanted == 0 { need } else { wanted.min(need) });
             let _ = self.following.wanted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, smallest);
-            self.objects.helper.ask(if self.settings.refuses() { REFUSAL_PATIENCE } else { PATIENCE });
+            self.objects.helper.ask(if self.settings.refuses() { REFUSAL_LOOK_WAIT_NS } else { LOOK_WAIT_NS });
         }
         let limit = self.settings.limit();
         limit == 0 || limit > before
@@ -312,7 +312,7 @@ impl<P: Platform> Core<P> {
             return None;
         }
         let (first, needed) = (self.settings.limit(), self.price_of(bytes));
-        for _ in 0..PASSES {
+        for _ in 0..PASSES_MAX {
             let before = self.settings.limit();
             self.put_in_force(mm, self.counted().max(before).saturating_add(needed + BEYOND));
             let memory = attempt();

@@ -28,7 +28,7 @@ const ROOM: [usize; 4] = [10 << 10, 128, 128, 512];
 const MOST: usize = 64 << 10;
 /// Most times that the numbers are read until they add up. Their parts are read at slightly
 /// different moments.
-const LOOKS: u32 = 4;
+const LOOKS_MAX: u32 = 4;
 
 /// The parts of a page for this many CPUs and nodes.
 fn layout(cpus: usize, nodes: usize) -> PageLayout {
@@ -111,7 +111,7 @@ impl<P: Platform> Core<P> {
     }
 
     fn describe_pages(&self, inside: &Inside<'_>, text: &mut Text<'_>) -> fmt::Result {
-        let mut looks = (0..LOOKS).map(|_| self.usage());
+        let mut looks = (0..LOOKS_MAX).map(|_| self.usage());
         let usage = looks.find(|usage| usage.unaccounted_bytes == 0).unwrap_or_else(|| self.usage());
         let pages = self.objects.pages.statistics();
         let Usage { mapped_bytes, used_bytes, cached_bytes, free_bytes, unaccounted_bytes, .. } = usage;

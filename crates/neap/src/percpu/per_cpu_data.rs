@@ -186,7 +186,7 @@ impl<'m, P: Platform> Source<'m, P> {
     /// Makes neap's thread for work that only a thread can do. Must not be called in a call that
     /// allocates or frees.
     pub(crate) fn ensure_thread(&self) {
-        self.core.make_thread(self.mm);
+        self.core.ensure_thread(self.mm);
     }
 }
 

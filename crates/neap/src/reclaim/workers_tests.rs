@@ -176,10 +176,10 @@ fn a_limit_of_threads_is_not_one_for_ever() {
     let mm = manager(not_at_first, &Options::DEFAULT);
     let core = mm.core_if_open().unwrap();
     for tried in 1..=3 {
-        assert_eq!(core.make_thread(&mm), tried == 3);
+        assert_eq!(core.ensure_thread(&mm), tried == 3);
         assert_eq!((TRIED.load(Relaxed), core.background.has_thread()), (tried, tried == 3));
     }
-    assert!(!core.make_thread(&mm) && TRIED.load(Relaxed) == 3, "there is one");
+    assert!(!core.ensure_thread(&mm) && TRIED.load(Relaxed) == 3, "there is one");
     close(mm);
 }
 
@@ -200,7 +200,7 @@ fn calls_make_no_reclaimer_and_the_thread_does() {
     let objects = AtomicU64::new(1000);
     let mm = manager(only_reclaimers, &Options { interval: 1, ..Options::DEFAULT });
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
-    assert!(!core.make_thread(&mm));
+    assert!(!core.ensure_thread(&mm));
     register(&reclaiming, &spec(&objects));
     reclaiming.reclaim.forget_others(&reclaiming.source.enter());
     assert!(reclaiming.reclaim.jobs.post(&reclaiming.source.enter(), ReclaimJob::Group(GroupId::ROOT, 1)));

@@ -28,15 +28,15 @@ use neap_reclaim::without_reclaim;
 impl<P: Platform> Core<P> {
     /// Wakes neap's thread after a slow call, or ticks in its place.
     #[inline]
-    pub(crate) fn after(&self, mm: &Mm<P>) {
+    pub(crate) fn after_slow_path(&self, mm: &Mm<P>) {
         if !self.background.is_awake() {
-            self.after_unless_awake(mm);
+            self.wake_or_tick(mm);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn after_unless_awake(&self, mm: &Mm<P>) {
+    fn wake_or_tick(&self, mm: &Mm<P>) {
         if !self.background.has_thread() {
             self.after_without_thread(mm);
         } else if self.background.keep_awake() {
@@ -51,7 +51,7 @@ impl<P: Platform> Core<P> {
         if wait != Wait::Long && !background.has_thread() {
             return;
         }
-        self.after(mm);
+        self.after_slow_path(mm);
         let platform = &self.objects.platform;
         if data.is_work_wanted() && !background.has_thread() && !platform.is_isolated(platform.cpu()) {
             let _inside = mm.gate.enter(platform.cpu());
@@ -70,7 +70,7 @@ impl<P: Platform> Core<P> {
 
     /// Makes neap's thread, if there is none and one may be made. Returns whether it did. Must not
     /// be called in a call that allocates or frees.
-    pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
+    pub(crate) fn ensure_thread(&self, mm: &Mm<P>) -> bool {
         let background = &self.background;
         // The state is Running even before the thread exists, since the thread begins so.
         if mm.hooks.spawn.is_none() || !background.change(Absent, Running, Ordering::Relaxed) {
@@ -132,7 +132,7 @@ impl<P: Platform> Mm<P> {
     /// making a thread allocates. A child of `fork` has no thread, and calls it again.
     pub fn start_background(&self) -> bool {
         let Some(core) = self.core() else { return false };
-        core.make_thread(self) || core.background.has_thread()
+        core.ensure_thread(self) || core.background.has_thread()
     }
 
     /// Ends neap's thread for good, and calls `join` with its handle to wait for it. Afterwards
@@ -141,11 +141,11 @@ impl<P: Platform> Mm<P> {
         let Some(core) = self.core_if_open() else { return };
         let background @ Background { ending, id, .. } = &core.background;
         ending.store(true, Ordering::Release); // Pairs with the Acquire in `is_ending`.
-        // From here on, `make_thread` makes no thread.
+        // From here on, `ensure_thread` makes no thread.
         background.change(Absent, Ended, Ordering::Relaxed);
         core.objects.helper.set_present(false);
         core.objects.helper.ring();
-        // Acquire pairs with the Release in `make_thread`.
+        // Acquire pairs with the Release in `ensure_thread`.
         let made = id.swap(0, Ordering::Acquire);
         if made != 0 {
             join(made);
@@ -169,7 +169,7 @@ impl<P: Platform> Mm<P> {
             // | 4. finds the rest empty, but Running: ticks again | |
             //
             // SeqCst orders the store before every look of the tick. Pairs with the fence in
-            // `is_awake`, which `after` calls.
+            // `is_awake`, which `after_slow_path` calls.
             background.set(GoingToSleep, Ordering::SeqCst);
             fence_unless_exchanged();
             let Tick { left, soon, .. } = core.tick(self, core.objects.platform.now());

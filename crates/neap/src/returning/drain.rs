@@ -20,9 +20,9 @@ use neap_os::topology::CpuSet;
 use neap_pages::{DrainSum, Effort};
 
 /// Maximum number of further tries at skipped lists and stacks.
-pub(crate) const RETRIES: u32 = 8;
+pub(crate) const RETRIES_MAX: u32 = 8;
 /// Nanoseconds between two tries; all of them last for several time slices of the scheduler.
-pub(crate) const NAP: u64 = 1_000_000;
+pub(crate) const POLL_SLEEP_NS: u64 = 1_000_000;
 
 /// The fences that a drain may cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -245,7 +245,7 @@ impl<P: Platform> Mm<P> {
     /// # Errors
     /// [`NoSuch`] if `scope` names an object that does not exist. Nothing was drained then.
     pub fn drain(&self, scope: &Scope) -> Result<Drained, NoSuch> {
-        self.drain_with(scope, RETRIES)
+        self.drain_with(scope, RETRIES_MAX)
     }
 
     /// Drains `scope` with up to `retries` further tries, each after a nap.
@@ -261,7 +261,7 @@ impl<P: Platform> Mm<P> {
         let enough = || scope.until.is_some_and(|wanted| free() >= wanted);
         for attempt in 0..=retries {
             if attempt > 0 {
-                platform.sleep(NAP);
+                platform.sleep(POLL_SLEEP_NS);
                 drained.retried += (left.lists.count() + left.stacks.count()) as u32;
             }
             let inside = self.gate.enter(platform.cpu());

@@ -18,8 +18,9 @@
 //! bytes no longer shrink and the surplus is more than half of them. They are also released at the
 //! end of a burst ([`LATE`]).
 //!
-//! A call releases at most [`MOST_BYTES`] beyond the run that it frees, and returns at most about
-//! [`MOST_OBJECTS`] objects to slabs. If it stops at these limits, the next slow free goes on.
+//! A call releases at most [`CALL_BYTES_MAX`] beyond the run that it frees, and returns at most
+//! about [`CALL_OBJECTS_MAX`] objects to slabs. If it stops at these limits, the next slow free
+//! goes on.
 //!
 //! Calls learn how much surplus to keep beyond [`LOW`]. If they have released bytes that the
 //! program soon takes from the system again, and more bytes are live then, they should have kept
@@ -49,11 +50,11 @@ const LOW: u64 = 8 << 20;
 /// lower.
 const SCATTERED: u64 = 3 << 20;
 /// Most bytes that one call releases, beyond the run that it frees.
-pub(crate) const MOST_BYTES: u64 = 16 << 20;
+pub(crate) const CALL_BYTES_MAX: u64 = 16 << 20;
 /// Most objects that one call returns to slabs. Its last step may go beyond that.
-const MOST_OBJECTS: u64 = 1 << 16;
+const CALL_OBJECTS_MAX: u64 = 1 << 16;
 /// Most slabs in use that one call examines for empty pages.
-const MOST_SLABS: usize = 1024;
+const CALL_SLABS_MAX: usize = 1024;
 /// Slabs whose empty pages are released before the bytes are counted again.
 const FEW_SLABS: usize = 8;
 /// Bytes that slow frees return between two looks, at least.
@@ -98,7 +99,7 @@ impl<P: Platform> Core<P> {
                 self.look(mm, own);
             }
         }
-        self.after(mm);
+        self.after_slow_path(mm);
     }
 
     /// Adds the surplus up and reduces it. `own` bytes of it are a run that the caller has freed.
@@ -127,7 +128,7 @@ impl<P: Platform> Core<P> {
         let (low, high) = if is_scattered { (SCATTERED + kept, SCATTERED + kept) } else { (LOW + kept, HIGH + kept) };
         let mut next = high.saturating_sub(surplus).max(STEP);
         if surplus > high && !platform.is_isolated_cpu_in_use() {
-            let most = (surplus - low).min(MOST_BYTES + own);
+            let most = (surplus - low).min(CALL_BYTES_MAX + own);
             let has_settled = learned.has_settled(live, now);
             let scattered = has_settled && surplus > live / 2 || pinning < surplus / LATE;
             let least = match scattered {
@@ -183,10 +184,10 @@ impl<P: Platform> Core<P> {
             return Worked { more: !worked.refused, ..worked };
         }
         while let Some(more) =
-            self.objects.shrink_fullest_barn(most - worked.gone.min(most), MOST_OBJECTS - objects, stop)
+            self.objects.shrink_fullest_barn(most - worked.gone.min(most), CALL_OBJECTS_MAX - objects, stop)
         {
             objects += more;
-            if !release(&mut worked) || objects >= MOST_OBJECTS {
+            if !release(&mut worked) || objects >= CALL_OBJECTS_MAX {
                 return Worked { more: !worked.refused, ..worked };
             }
         }
@@ -207,7 +208,7 @@ impl<P: Platform> Core<P> {
     /// Offers those kept free chunks to the system that the program did not need since the last
     /// tick. Ticks within calls use this.
     pub(crate) fn offer_kept(&self, _: &Inside<'_>) {
-        let [keep, most] = [HIGH, MOST_BYTES].map(|bytes| (bytes >> self.objects.pages.page_shift()) as u32);
+        let [keep, most] = [HIGH, CALL_BYTES_MAX].map(|bytes| (bytes >> self.objects.pages.page_shift()) as u32);
         self.objects.pages.offer(&self.objects.platform, keep, most);
     }
 
@@ -243,7 +244,7 @@ impl<P: Platform> Core<P> {
             // A round lets slabs come to rest at its end. So the round after an empty one may find
             // some.
             let mut dry = 0;
-            while dry < 2 && worked.gone - before < bytes && looked < MOST_SLABS && !stop() {
+            while dry < 2 && worked.gone - before < bytes && looked < CALL_SLABS_MAX && !stop() {
                 let (slabs, report) = self.objects.punch_on(node, Effort::Sparing, FEW_SLABS, stop);
                 pages.node(node).expect_again(report.released);
                 worked.gone += u64::from(report.released) << pages.page_shift();
@@ -251,7 +252,7 @@ impl<P: Platform> Core<P> {
                 dry = if slabs < FEW_SLABS { dry + 1 } else { 0 };
             }
         }
-        worked.more |= worked.gone > before && (worked.gone - before >= bytes || looked >= MOST_SLABS);
+        worked.more |= worked.gone > before && (worked.gone - before >= bytes || looked >= CALL_SLABS_MAX);
     }
 }
 
@@ -337,7 +338,7 @@ mod tests {
             let left = resident(&mm) - before;
             let case = format!("blocks of {size} bytes, order {order}, beside {run} bytes");
             assert!(left <= 16 * MIB, "{left} bytes left of {case}");
-            assert!(most <= MOST_BYTES + size as u64 + MIB, "{most} bytes by one free of {case}");
+            assert!(most <= CALL_BYTES_MAX + size as u64 + MIB, "{most} bytes by one free of {case}");
             // SAFETY: allocated above, and freed once.
             unsafe { mm.free(held) };
             close(mm);

@@ -27,12 +27,13 @@ use neap_pages::Effort;
 
 /// Slow calls between two checks for a due tick, where there is no thread. A prime, so that the
 /// checks do not always hit the same call of a program's rhythm.
-const LOOK_EVERY: u32 = 7;
+const CHECK_PERIOD_CALLS: u32 = 7;
 /// Ticks in a row in which a CPU may be skipped before its stacks no longer cause further ticks.
-const PATIENCE: u32 = 8;
+/// Likewise for pages, if an isolated CPU keeps ticks from releasing them.
+const SKIPPED_TICKS_MAX: u32 = 8;
 /// Most bytes that one call of the program moves from barns to slabs, or releases, where there is
 /// no thread.
-const IN_CALL: u64 = 16 << 20;
+const CALL_TICK_BYTES_MAX: u64 = 16 << 20;
 
 /// Limits of one `give_back`.
 struct GiveBackLimits {
@@ -71,7 +72,7 @@ impl<P: Platform> Core<P> {
     /// Ticks if due, and answers requests of other processes, after a slow call without neap's
     /// thread.
     pub(crate) fn after_without_thread(&self, mm: &Mm<P>) {
-        if self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
+        if self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(CHECK_PERIOD_CALLS) {
             self.tick_if_due(mm);
         }
         if self.page.is_asked() {
@@ -92,11 +93,11 @@ impl<P: Platform> Core<P> {
             self.tick_groups(mm);
             mm.reclaiming_if_made().inspect(|reclaiming| self.tick_reclaim(mm, reclaiming));
             self.keep_below_high(mm);
-            let tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: IN_CALL, fences: false });
+            let tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: CALL_TICK_BYTES_MAX, fences: false });
             let bytes = u64::from(tick.pages.released) * self.objects.pages.page_size() as u64;
             self.in_call.note_given(&mm.gate.enter(platform.cpu()), bytes);
         } else if self.maintenance.unfinished.load(Ordering::Relaxed) {
-            self.give_back(mm, GiveBackLimits { now: None, most: IN_CALL, fences: false });
+            self.give_back(mm, GiveBackLimits { now: None, most: CALL_TICK_BYTES_MAX, fences: false });
         }
     }
 
@@ -170,7 +171,7 @@ impl<P: Platform> Core<P> {
             }
             // A CPU that cannot be drained in many ticks (a sandbox refuses fences) does not cause
             // further ticks.
-            tick.left |= active && (!any || tick.skipped == 0 || seen.skips < PATIENCE);
+            tick.left |= active && (!any || tick.skipped == 0 || seen.skips < SKIPPED_TICKS_MAX);
         }
         seen.skips = if tick.skipped > 0 { seen.skips.saturating_add(1) } else { 0 };
         // A fork waits for this thread, so the thread stops between two sheaves or two system
@@ -196,7 +197,7 @@ impl<P: Platform> Core<P> {
         // Ticks within calls leave the pages that calls have learned to keep.
         let spare = if most == u64::MAX { most } else { self.free_bytes().saturating_sub(self.in_call.kept()) };
         let pages = u32::try_from(room.get().min(spare) / page_size).unwrap_or(u32::MAX);
-        if room.get().min(spare) < IN_CALL / 4 && !held() {
+        if room.get().min(spare) < CALL_TICK_BYTES_MAX / 4 && !held() {
             self.offer_kept(&inside);
         }
         tick.pages = self.objects.pages.tick_within(platform, pages, &held);
@@ -206,9 +207,9 @@ impl<P: Platform> Core<P> {
         self.maintenance.unfinished.store(room.get() < most / 4 && !keeps, Ordering::Relaxed);
         // Pages that are kept, or held back for many ticks, cause no further ticks. The next slow
         // call wakes the thread.
-        tick.left |= tick.pages.left && !keeps && seen.holds < PATIENCE;
+        tick.left |= tick.pages.left && !keeps && seen.holds < SKIPPED_TICKS_MAX;
         tick.per_cpu = self.per_cpu.tick(&inside, platform, &stop);
-        tick.left |= tick.per_cpu.more && !tick.per_cpu.rests && seen.holds < PATIENCE;
+        tick.left |= tick.per_cpu.more && !tick.per_cpu.rests && seen.holds < SKIPPED_TICKS_MAX;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
         if now.is_some() {
             mm.hooks.ticked.inspect(|ticked| ticked(mm, &inside));
@@ -338,7 +339,7 @@ mod tests {
                     most = most.max(platform.released_bytes() - before);
                 }
             }
-            assert!(most <= IN_CALL + IN_CALL / 4, "{most} bytes within two calls, small {small}");
+            assert!(most <= CALL_TICK_BYTES_MAX / 4 * 5, "{most} bytes within two calls, small {small}");
             // SAFETY: no thread uses the manager any more.
             unsafe { mm.close() };
         }

@@ -17,7 +17,7 @@ pub(crate) const LEAST_STEP: u64 = 4 << 10;
 /// its end.
 pub(crate) const FRUITFUL: u64 = 64 << 10;
 /// Looks in a row that release less than [`FRUITFUL`], after which looks become rarer.
-pub(crate) const PATIENCE: u32 = 32;
+pub(crate) const FRUITLESS_LOOKS_MAX: u32 = 32;
 /// Nanoseconds after which allocations that survive a burst count as settled. Then single pages
 /// between them are released.
 pub(crate) const SETTLED: u64 = SECOND / 5;
@@ -130,7 +130,7 @@ impl Learned {
         }
         self.fruitless = if shrinks || gone >= FRUITFUL { 1 } else { self.fruitless.saturating_add(1) };
         let step = (rest.min(live) / 8).max(LEAST_STEP);
-        (step << self.fruitless.saturating_sub(PATIENCE).min(16)).min(rest / 2)
+        (step << self.fruitless.saturating_sub(FRUITLESS_LOOKS_MAX).min(16)).min(rest / 2)
     }
 
     /// Records the live bytes. Returns whether they have neither shrunk by an eighth nor grown to
