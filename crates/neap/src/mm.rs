@@ -40,6 +40,7 @@ use crate::options::{Background as Threads, Options, ThreadGroups};
 use crate::state::at_limit::AtLimit;
 use crate::state::background::Background;
 use crate::state::checked::{Checked, NamedSize};
+use crate::state::gated::GatedMutex;
 use crate::state::guard::Guard;
 use crate::state::in_call::{InCall, Returned};
 use crate::state::maintenance::Maintenance;
@@ -51,7 +52,6 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use neap_base::Mutex;
 use neap_base::gate::{Gate, Inside};
 use neap_base::platform::{Errno, Platform};
 use neap_groups::Groups;
@@ -153,12 +153,12 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) shrunk: AtomicU64,
     /// A thread holds this mutex while it flushes caches for payers. The value is the earliest time
     /// of the next [spaced](neap_groups::FlushPace::Spaced) flush.
-    pub(crate) flushing: Mutex<u64>,
+    pub(crate) flushing: GatedMutex<u64>,
     pub(crate) page: StatPage,
     /// Starts and ends of runs that were moved by their page tables.
-    pub(crate) splits: Mutex<Splits>,
+    pub(crate) splits: GatedMutex<Splits>,
     /// The blocks that the option `check` verifies.
-    pub(crate) checked: Mutex<Checked>,
+    pub(crate) checked: GatedMutex<Checked>,
     pub(crate) guard: Guard,
     pub(crate) objects: Objects<P>,
     pub(crate) per_cpu: Place,
@@ -280,7 +280,7 @@ impl<P: Platform> Mm<P> {
                 let core = self.core.get_mut().assume_init_mut();
                 core.per_cpu.close(&core.objects.platform);
                 core.maintenance.close(&core.objects.platform);
-                core.splits.lock().close(&core.objects.platform);
+                core.splits.lock(&self.gate.enter(0)).close(&core.objects.platform);
                 core.guard.close();
                 core.objects.close();
             }
@@ -657,11 +657,11 @@ impl<P: Platform> Core<P> {
                 run_bytes: AtomicU64::new(0),
                 refused: AtomicU64::new(0),
                 shrunk: AtomicU64::new(0),
-                splits: Mutex::new(Splits::new()),
-                checked: Mutex::new(Checked::new()),
+                splits: GatedMutex::new(Splits::new()),
+                checked: GatedMutex::new(Checked::new()),
                 guard: Guard::new(),
                 page: StatPage::new(),
-                flushing: Mutex::new(0),
+                flushing: GatedMutex::new(0),
                 lists: Lists::new(),
             } keeping objects, per_cpu, groups, reclaim);
         }

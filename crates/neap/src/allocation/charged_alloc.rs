@@ -284,7 +284,7 @@ impl<P: Platform> Mm<P> {
         // | | 3. its charge is refused |
         // | 4. puts the objects into their slabs | |
         let at_once = pace == FlushPace::AtOnce;
-        let flushing = if at_once { Some(core.flushing.lock()) } else { core.flushing.try_lock() };
+        let flushing = if at_once { Some(core.flushing.lock(&inside)) } else { core.flushing.try_lock(&inside) };
         let (Some(mut next), began) = (flushing, platform.now()) else { return };
         if !at_once && began < *next {
             return;
@@ -331,7 +331,7 @@ mod tests {
         // SAFETY: the blocks are this test's.
         blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
         assert_eq!(mm.used_and_charged(group), (0, MAX));
-        *mm.core().unwrap().flushing.lock() = u64::MAX;
+        *mm.core().unwrap().flushing.lock(&mm.gate.enter(0)) = u64::MAX;
         test(&mm, &groups, group);
         mm.verify(0).unwrap();
         // SAFETY: all blocks were freed, and this thread, in no group now, is the only user.
@@ -407,7 +407,7 @@ mod tests {
                 mm.leave(before);
                 // SAFETY: the block is this test's.
                 unsafe { mm.free(block) };
-                *mm.core().unwrap().flushing.lock() = u64::MAX;
+                *mm.core().unwrap().flushing.lock(&mm.gate.enter(0)) = u64::MAX;
             }
             assert_eq!(groups.info(group).unwrap().events[Event::Refused as usize], 0);
         });
@@ -436,7 +436,7 @@ mod tests {
             let payer = group.payer(Kind::ByHand, 0);
             assert_eq!(groups.charge(payer, 1, OnLimit::Overcharge), Ok(()));
             assert_eq!(mm.used_and_charged(group), (1, MAX + 1), "that was a moment ago");
-            *mm.core().unwrap().flushing.lock() = 0;
+            *mm.core().unwrap().flushing.lock(&mm.gate.enter(0)) = 0;
             assert_eq!(groups.charge(payer, 1, OnLimit::Overcharge), Ok(()));
             assert_eq!(mm.used_and_charged(group).0, 2);
             assert!(groups.info(group).unwrap().charged < MAX / 2, "it is worth it again");

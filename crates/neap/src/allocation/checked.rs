@@ -19,8 +19,7 @@
 //! `free_sized`, C++'s sized delete and Rust's `dealloc` name a size. It must be the requested
 //! size. With [`NamedSize::Within`] it may be larger, up to the usable size.
 //!
-//! One mutex guards both lists. Threads take it inside the fork gate. No thread holds it while it
-//! allocates or frees in the layers below.
+//! One mutex guards both lists. No thread holds it while it allocates or frees in the layers below.
 
 use crate::mm::{Core, Mm, is_beyond_any};
 use crate::state::checked::{GONE, LIVE, Label, NamedSize, label, pointer, write};
@@ -129,10 +128,10 @@ impl<P: Platform> Mm<P> {
         }
         let address = start - size_of::<Label>();
         let label = Label { size, front, state: LIVE, older: 0, newer: 0, sum: 0 };
-        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let inside = self.gate.enter(core.objects.platform.cpu());
         // SAFETY: the label lies in the front of a block that the layers below have handed out to
         // this call. The block stays while it is in the list.
-        unsafe { core.checked.lock().live.add(address, label, "malloc") };
+        unsafe { core.checked.lock(&inside).live.add(address, label, "malloc") };
         pointer(start)
     }
 
@@ -151,8 +150,8 @@ impl<P: Platform> Mm<P> {
     /// Verifies an allocation, and adds its block to the end of the list of freed blocks.
     #[inline(never)]
     fn put_freed(&self, core: &Core<P>, memory: *mut u8, named: Option<NamedSize>, call: &str) {
-        let _inside = self.gate.enter(core.objects.platform.cpu());
-        let mut checked = core.checked.lock();
+        let inside = self.gate.enter(core.objects.platform.cpu());
+        let mut checked = core.checked.lock(&inside);
         let label = core.label_of(memory, call);
         let address = memory.addr() - size_of::<Label>();
         core.verify_edges(address, label, call);
@@ -180,8 +179,8 @@ impl<P: Platform> Mm<P> {
     /// Takes the oldest freed block out of the list if the list has more than [`KEPT`] bytes.
     #[inline(never)]
     fn take_freed(&self, core: &Core<P>) -> Option<*mut u8> {
-        let _inside = self.gate.enter(core.objects.platform.cpu());
-        let mut checked = core.checked.lock();
+        let inside = self.gate.enter(core.objects.platform.cpu());
+        let mut checked = core.checked.lock(&inside);
         let oldest = Some(checked.gone.oldest).filter(|_| checked.gone.bytes > KEPT)?;
         // SAFETY: the block is in the list, so it stays.
         let freed = unsafe { label(oldest, "free") };
@@ -197,8 +196,8 @@ impl<P: Platform> Mm<P> {
 
     /// Returns how many bytes the program requested for the allocation at `memory`.
     pub(crate) fn usable_checked(&self, core: &Core<P>, memory: *const u8, call: &str) -> usize {
-        let _inside = self.gate.enter(core.objects.platform.cpu());
-        let _checked = core.checked.lock();
+        let inside = self.gate.enter(core.objects.platform.cpu());
+        let _checked = core.checked.lock(&inside);
         core.label_of(memory, call).size
     }
 
@@ -206,8 +205,8 @@ impl<P: Platform> Mm<P> {
     #[cold]
     pub(crate) fn check_all(&self, call: &str) {
         let Some(core) = self.core_if_open().filter(|core| core.options.check) else { return };
-        let _inside = self.gate.enter(core.objects.platform.cpu());
-        let checked = core.checked.lock();
+        let inside = self.gate.enter(core.objects.platform.cpu());
+        let checked = core.checked.lock(&inside);
         checked.live.each(call, |at, label| core.verify_edges(at, label, call));
         checked.gone.each(call, |at, label| core.verify_freed(at, label, call));
     }

@@ -6,6 +6,7 @@
 //! [`Splits`](crate::allocation::splits).
 
 use crate::mm::{Core, Mm};
+use neap_base::gate::Inside;
 use neap_base::{Pfn, Platform};
 use neap_groups::Payer;
 use neap_objects::size_class::{Class, GRAIN};
@@ -120,7 +121,7 @@ impl<P: Platform> Core<P> {
 
     /// Resizes the run at `pointer` in place to `size` bytes. Returns `false`, and changes nothing,
     /// if that is impossible.
-    pub(crate) fn resize_run(&self, pointer: *const u8, size: usize) -> bool {
+    pub(crate) fn resize_run(&self, _: &Inside<'_>, pointer: *const u8, size: usize) -> bool {
         let pages = &self.objects.pages;
         let Some(old) = self.run_at(pointer) else { self.abort_invalid_pointer(Class::NONE, pointer, "realloc") };
         let Ok(new) = u32::try_from(size.div_ceil(pages.page_size())) else { return false };
@@ -130,7 +131,13 @@ impl<P: Platform> Core<P> {
     /// Moves the run at `pointer` to a run of `size` bytes, by moving page tables instead of
     /// copying. Returns `None` if that is impossible, not worth it, or if `size` is less than the
     /// run has. The caller then copies the run.
-    pub(crate) fn move_run(&self, pointer: *const u8, size: usize, align: usize) -> Option<*mut u8> {
+    pub(crate) fn move_run(
+        &self,
+        inside: &Inside<'_>,
+        pointer: *const u8,
+        size: usize,
+        align: usize,
+    ) -> Option<*mut u8> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let old = self.run_at(pointer)?;
         let bytes = old as usize * pages.page_size();
@@ -154,7 +161,7 @@ impl<P: Platform> Core<P> {
         // Different advice on parts of a run would make several mappings.
         pages.forbid_huge(platform, from, old);
         pages.forbid_huge(platform, to, new);
-        let moved = self.move_pieces(from, to, old);
+        let moved = self.move_pieces(inside, from, to, old);
         if let Err(refused) = moved {
             pages.allow_huge(platform, from, old);
             match refused {
@@ -180,12 +187,12 @@ impl<P: Platform> Core<P> {
     /// * [`Unmoved::Mapped`] if the kernel refuses the first piece, there are too many pieces, or
     ///   there is no memory for the places.
     /// * [`Unmoved::Lost`] if the kernel also refuses to map the target of a piece again.
-    fn move_pieces(&self, from: Pfn, to: Pfn, count: u32) -> Result<(), Unmoved> {
+    fn move_pieces(&self, inside: &Inside<'_>, from: Pfn, to: Pfn, count: u32) -> Result<(), Unmoved> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let (source, place) = (from.0..from.0 + count, to.0..to.0 + count);
         let address = |page: u32| core::ptr::with_exposed_provenance_mut::<u8>(pages.address(Pfn(page)));
         let bytes = |pages_of: u32| pages_of as usize * pages.page_size();
-        let mut splits = self.splits.lock();
+        let mut splits = self.splits.lock(inside);
         splits.open(platform).map_err(|_| Unmoved::Mapped)?;
         let pieces = splits.pieces(source.clone()).count();
         if pieces > bytes(count) / MOVE_BYTES_MIN || !splits.have_room(&place, pieces) {
@@ -300,9 +307,9 @@ mod tests {
                 run.write(moves);
                 if refused {
                     platform.fail(Call::MovePages, 0, 1);
-                    assert!(mm.core().unwrap().move_run(run, 20 * MIB, 16).is_none());
+                    assert!(mm.core().unwrap().move_run(&mm.gate.enter(0), run, 20 * MIB, 16).is_none());
                 } else {
-                    run = mm.core().unwrap().move_run(run, 9 * MIB, 16).unwrap();
+                    run = mm.core().unwrap().move_run(&mm.gate.enter(0), run, 9 * MIB, 16).unwrap();
                 }
                 assert_eq!(run.read(), moves);
                 mm.free(behind);
@@ -329,7 +336,7 @@ mod tests {
         platform.fail(Call::MovePages, 0, 1);
         platform.fail(Call::MapAt, 0, 1);
         let mapped = platform.made(Call::MapAt);
-        assert!(core.move_run(run, 8 * MIB, 16).is_none());
+        assert!(core.move_run(&mm.gate.enter(0), run, 8 * MIB, 16).is_none());
         assert_eq!((platform.made(Call::MovePages), platform.made(Call::MapAt) - mapped), (1, 1));
         let others: Vec<*mut u8> = (0..64).map(|_| mm.allocate(MIB)).collect();
         // SAFETY: the runs are this test's.
@@ -386,7 +393,7 @@ mod tests {
             unsafe { mm.free(all) };
             // Too long to be cached.
             let small = mm.allocate(2 * MIB);
-            let small = core.move_run(small, 2 * MIB, 16).unwrap();
+            let small = core.move_run(&mm.gate.enter(0), small, 2 * MIB, 16).unwrap();
             // SAFETY: the run is this test's.
             unsafe { mm.free(small) };
             let run = mm.allocate(16 * MIB);
@@ -395,7 +402,7 @@ mod tests {
             // SAFETY: the run is this test's.
             words(run).enumerate().for_each(|(n, word)| unsafe { word.write(n) });
             let first = pages.pfn(run.addr()).0;
-            let pieces = core.splits.lock().pieces(first..first + 4096).count();
+            let pieces = core.splits.lock(&mm.gate.enter(0)).pieces(first..first + 4096).count();
             assert!(pieces > 1, "the small run's place is in the large one");
             let before = platform.made(Call::MovePages);
             if unmaps {
@@ -407,7 +414,7 @@ mod tests {
             if lost {
                 platform.fail(Call::MapAt, 0, 1);
             }
-            let moved = core.move_run(run, 17 * MIB, 16);
+            let moved = core.move_run(&mm.gate.enter(0), run, 17 * MIB, 16);
             assert_eq!(moved.is_some(), refused > 0 && !lost, "refused {refused}, unmaps {unmaps}, lost {lost}");
             let made = platform.made(Call::MovePages) - before;
             assert_eq!(made, if moved.is_some() { pieces } else { refused + 1 });
@@ -431,7 +438,7 @@ mod tests {
         unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
         let core = mm.core().unwrap();
         let mut run = mm.allocate(MIB / 2);
-        (0..MOVES).for_each(|_| run = core.move_run(run, MIB / 2, 16).unwrap());
+        (0..MOVES).for_each(|_| run = core.move_run(&mm.gate.enter(0), run, MIB / 2, 16).unwrap());
         assert_eq!(core.objects.platform.made(Call::MovePages), MOVES);
         // SAFETY: the run is this test's; no thread uses the manager any more.
         unsafe {
@@ -508,7 +515,8 @@ mod tests {
             }
             for (n, &run) in runs.iter().enumerate().step_by(2) {
                 // SAFETY: the runs are this test's.
-                let (shorter, longer) = unsafe { (mm.reallocate(run, MIB / 2), core.move_run(run, 3 * MIB, 16)) };
+                let (shorter, longer) =
+                    unsafe { (mm.reallocate(run, MIB / 2), core.move_run(&mm.gate.enter(0), run, 3 * MIB, 16)) };
                 assert_eq!((shorter, longer.is_some()), (run, moves));
                 assert_eq!(pages.frames().run_owner(page(longer.unwrap_or(run))), n as u64 + 1);
                 // SAFETY: `move_run` freed the old run if it returned one, so exactly one run is

@@ -77,9 +77,9 @@ impl<P: Platform> Mm<P> {
         } else if class == Class::NONE {
             self.end_sample_of_run(core, pointer);
             let in_place = || {
-                let _inside = self.gate.enter(core.objects.platform.cpu());
-                let resized = size > LARGEST && core.resize_run(pointer, size);
-                let memory = if resized { Some(pointer) } else { core.move_run(pointer, size, align) };
+                let inside = self.gate.enter(core.objects.platform.cpu());
+                let resized = size > LARGEST && core.resize_run(&inside, pointer, size);
+                let memory = if resized { Some(pointer) } else { core.move_run(&inside, pointer, size, align) };
                 memory.inspect(|_| core.count_run(size, usable))
             };
             let resized = match core.run_payer(pointer) {

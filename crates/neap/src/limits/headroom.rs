@@ -45,8 +45,8 @@ impl<P: Platform> Core<P> {
     /// Records a look. If it shows a change, requests a call of the listeners.
     pub(crate) fn note_headroom(&self, mm: &Mm<P>, now: u64, room: Option<&Room>) {
         let (has_changed, pressure) = {
-            let _inside = mm.gate.enter(self.objects.platform.cpu());
-            let mut looks = self.following.headroom.lock();
+            let inside = mm.gate.enter(self.objects.platform.cpu());
+            let mut looks = self.following.headroom.lock(&inside);
             (looks.add(now, room), looks.last.map(|last| last.pressure))
         };
         if has_changed {
@@ -62,8 +62,8 @@ impl<P: Platform> Mm<P> {
     pub fn headroom(&self) -> Option<Headroom> {
         let core = self.core()?;
         let looks = || {
-            let _inside = self.gate.enter(core.objects.platform.cpu());
-            let looks = core.following.headroom.lock();
+            let inside = self.gate.enter(core.objects.platform.cpu());
+            let looks = core.following.headroom.lock(&inside);
             (looks.has_any, looks.last)
         };
         // The time of a look is that of its start. Another thread may be making the first look

@@ -3,10 +3,10 @@
 //! container.
 
 use crate::options::AUTO;
+use crate::state::gated::GatedMutex;
 use crate::state::headroom::Looks;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use neap_base::Mutex;
 use neap_base::platform::Room;
 
 /// A value of the option `limit`.
@@ -139,7 +139,7 @@ pub(crate) struct Following {
     /// visible.
     pub(crate) nearest: [AtomicU64; 2],
     /// Level of pressure of the container.
-    pub(crate) headroom: Mutex<Looks>,
+    pub(crate) headroom: GatedMutex<Looks>,
 }
 
 impl Following {
@@ -156,7 +156,7 @@ impl Following {
             own,
             passed,
             nearest: [limit, used],
-            headroom: Mutex::new(Looks::new()),
+            headroom: GatedMutex::new(Looks::new()),
         }
     }
 

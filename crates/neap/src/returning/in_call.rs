@@ -30,8 +30,8 @@
 //! chunks sooner, because the first write to an offered page costs as much as a fault.
 //!
 //! # Locking
-//! A mutex protects the learned numbers. Calls only try to take it, inside the fork gate. So one
-//! call at a time releases memory. Each step holds the locks of zones and classes for one batch.
+//! A mutex protects the learned numbers. Calls only try to take it, so one call at a time releases
+//! memory. Each step holds the locks of zones and classes for one batch.
 
 use crate::mm::{Core, Mm};
 use crate::state::in_call::{HIGH, Returned};
@@ -111,10 +111,8 @@ impl<P: Platform> Core<P> {
         if keep == u64::MAX || platform.is_isolated(platform.cpu()) {
             return self.in_call.left.store(REFUSED as i64, Relaxed);
         }
-        // The gate first: fork waits for threads inside. If a thread outside held the mutex, it
-        // would stay held in the child.
         let inside = mm.gate.enter(platform.cpu());
-        let Some(mut learned) = self.in_call.learned.try_lock() else { return };
+        let Some(mut learned) = self.in_call.learned.try_lock(&inside) else { return };
         let now = platform.now();
         let free = self.objects.free_objects();
         let surplus = free.resident + self.objects.free_page_bytes();

@@ -142,10 +142,8 @@ impl<P: Platform> Core<P> {
     fn give_back(&self, mm: &Mm<P>, GiveBackLimits { now, most, fences }: GiveBackLimits) -> Tick {
         let mut tick = Tick::default();
         let room = Cell::new(most);
-        // The gate first: fork waits for threads inside. If a thread outside held the mutex, it
-        // would stay held in the child.
         let inside = mm.gate.enter(self.objects.platform.cpu());
-        let Some(mut seen) = self.maintenance.seen.try_lock() else {
+        let Some(mut seen) = self.maintenance.seen.try_lock(&inside) else {
             return Tick { left: true, ..tick };
         };
         if let Some(now) = now {

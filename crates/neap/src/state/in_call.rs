@@ -3,10 +3,10 @@
 //! *surplus*.
 //!
 //! # Locking
-//! A mutex protects the learned numbers. Threads only try to take it, inside the fork gate.
+//! A mutex protects the learned numbers. Threads only try to take it.
 
+use crate::state::gated::GatedMutex;
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-use neap_base::Mutex;
 use neap_base::gate::Inside;
 use neap_objects::size_class::Class;
 
@@ -44,12 +44,12 @@ pub(crate) struct InCall {
     pub(crate) left: AtomicI64,
     /// [`Learned::kept`] at the last look.
     pub(crate) kept: AtomicU64,
-    pub(crate) learned: Mutex<Learned>,
+    pub(crate) learned: GatedMutex<Learned>,
 }
 
 impl InCall {
     pub(crate) const fn new() -> InCall {
-        InCall { left: AtomicI64::new(HIGH as i64), kept: AtomicU64::new(0), learned: Mutex::new(Learned::new()) }
+        InCall { left: AtomicI64::new(HIGH as i64), kept: AtomicU64::new(0), learned: GatedMutex::new(Learned::new()) }
     }
 
     /// Bytes of surplus that stay beyond the fixed bounds, as learned.
@@ -58,8 +58,8 @@ impl InCall {
     }
 
     /// Records that a tick within a call has released `bytes` bytes.
-    pub(crate) fn note_given(&self, _: &Inside<'_>, bytes: u64) {
-        if let Some(mut learned) = self.learned.try_lock() {
+    pub(crate) fn note_given(&self, inside: &Inside<'_>, bytes: u64) {
+        if let Some(mut learned) = self.learned.try_lock(inside) {
             learned.given += bytes;
         }
     }

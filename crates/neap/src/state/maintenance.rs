@@ -3,8 +3,8 @@
 //! # Locking
 //! A tick holds the mutex of `seen`. Threads only try to take it.
 
+use crate::state::gated::GatedMutex;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use neap_base::Mutex;
 use neap_base::platform::{Errno, Platform};
 use neap_objects::cpu_caches::StackSnapshot;
 use neap_objects::size_class::{CLASSES, Class};
@@ -32,7 +32,7 @@ pub(crate) struct Maintenance {
     /// mutex for long.
     pub(crate) memory: usize,
     /// The stacks of each CPU and class at the last tick: a [`StackSnapshot`] for each slot.
-    pub(crate) seen: Mutex<Seen>,
+    pub(crate) seen: GatedMutex<Seen>,
 }
 
 /// Memory of the [`StackSnapshot`]s.
@@ -59,7 +59,7 @@ impl Maintenance {
             high_rest: AtomicU32::new(0),
             high_use: AtomicU64::new(u64::MAX),
             memory,
-            seen: Mutex::new(Seen { memory, skips: 0, holds: 0 }),
+            seen: GatedMutex::new(Seen { memory, skips: 0, holds: 0 }),
         })
     }
 

@@ -6,6 +6,7 @@
 pub(crate) mod at_limit;
 pub(crate) mod background;
 pub(crate) mod checked;
+pub(crate) mod gated;
 pub(crate) mod guard;
 pub(crate) mod headroom;
 pub(crate) mod in_call;

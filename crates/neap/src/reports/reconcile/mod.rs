@@ -76,7 +76,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Calls `each` with every mapping.
-    pub(crate) fn each_range(&self, mm: &Mm<P>, _: &Inside<'_>, each: &mut dyn FnMut(Range)) {
+    pub(crate) fn each_range(&self, mm: &Mm<P>, inside: &Inside<'_>, each: &mut dyn FnMut(Range)) {
         let mut tell = |of, start, length| each(Range { start, length, of });
         self.objects.each_mapping(&mut |part, start, length| {
             let of = match part {
@@ -91,7 +91,7 @@ impl<P: Platform> Core<P> {
         });
         let (ticks, length) = self.maintenance.mapping(&self.objects.platform);
         tell(Source::Ticks, ticks, length);
-        let (splits, length) = self.splits.lock().mapping(&self.objects.platform);
+        let (splits, length) = self.splits.lock(inside).mapping(&self.objects.platform);
         if length > 0 {
             tell(Source::Lists, splits, length);
         }
