@@ -126,11 +126,6 @@ impl<'a> MemoryLayout<'a> {
         let size = usize::try_from(value).ok().filter(|size| *size <= most);
         size.with_context(|| format!("its page has {value} for {name}, more than {most}"))
     }
-
-    #[cfg(test)]
-    pub(crate) fn of_object(object: &'a Map<String, Value>) -> MemoryLayout<'a> {
-        MemoryLayout(object)
-    }
 }
 
 /// How long a command waits for an answer of a process.
