@@ -112,6 +112,7 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ),
     ("::each_range", &["each_range::{{closure}}"]),
     ("::each_mapping", &["each_range::{{closure}}"]),
+    ("neap::options::table::OptionRow::field", &["neap::options::table::TABLE::"]),
     ("neap::", HOOKS),
     ("hand_out_paid", &["neap::groups::memory_groups::repay$"]),
     ("SheafList::look", &["::tally::{{closure}}"]),

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use neap::options::{self, DESCRIPTIONS, Description};
+use neap::options::{self, OptionRow, TABLE};
 use serde_json::json;
 
 use crate::set::may_change;
@@ -38,7 +38,7 @@ pub(crate) struct KeysOptions {
 
 pub(crate) fn main(options: &KeysOptions) -> Result<ExitCode> {
     if options.json {
-        let each = DESCRIPTIONS.iter().map(|option| {
+        let each = TABLE.iter().map(|option| {
             json!({"key": option.key, "values": option.values, "default": option.default, "text": option.text, "changes": may_change(option)})
         });
         let all: Vec<_> = each.collect();
@@ -55,9 +55,9 @@ pub(crate) fn listing() -> String {
 }
 
 /// Returns the listing of those options for which `wanted` returns true.
-pub(crate) fn listing_of(wanted: impl Fn(&Description) -> bool) -> String {
+pub(crate) fn listing_of(wanted: impl Fn(&OptionRow) -> bool) -> String {
     let mut text = String::new();
-    for option in DESCRIPTIONS.iter().filter(|option| wanted(option)) {
+    for option in TABLE.iter().filter(|option| wanted(option)) {
         let _ = write!(text, "  {:<1$}", option.key, INDENT - 2);
         let changes = if may_change(option) { "; may change" } else { "" };
         let _ = write!(text, "{} (default: {}){changes}", option.values, option.default);

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use neap::options::Description;
+use neap::options::OptionRow;
 use neap::settings::Setting;
 
 use crate::control_channel::{ChannelRequest, ControlChannel, NO_SUCH_VALUE, SET, UNKNOWN};
@@ -38,7 +38,7 @@ fn after_help() -> String {
 }
 
 /// Whether an option may change while a process runs.
-pub(crate) fn may_change(option: &Description) -> bool {
+pub(crate) fn may_change(option: &OptionRow) -> bool {
     option.setting.is_some()
 }
 
@@ -139,7 +139,7 @@ pub(crate) fn change_setting(process: &ProcessStatus, page: &Page, setting: Sett
 #[cfg(test)]
 mod tests {
     use super::*;
-    use neap::options::DESCRIPTIONS;
+    use neap::options::TABLE;
     use neap::settings::AUTO;
 
     #[test]
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn help_lists_what_may_change_and_nothing_else() {
         let help = after_help();
-        for option in &DESCRIPTIONS {
+        for option in &TABLE {
             let line = format!("\n  {:<18}{} (default", option.key, option.values);
             assert_eq!(help.contains(&line), option.setting.is_some(), "{line}");
         }

@@ -9,7 +9,7 @@ mod running;
 
 use std::process::{Command, Output};
 
-use neap::options::{DESCRIPTIONS, LONGEST_PATH};
+use neap::options::{LONGEST_PATH, TABLE};
 use running::library;
 use serde_json::Value;
 
@@ -35,11 +35,11 @@ fn options_page_has_the_table_of_options() {
     let page = include_str!("../../../docs/guide/options.md");
     let rows = page.lines().skip_while(|line| !line.starts_with("| key | values ")).skip(2);
     let rows: Vec<&str> = rows.take_while(|line| line.starts_with('|')).collect();
-    let row = |option: &neap::options::Description| {
+    let row = |option: &neap::options::OptionRow| {
         let changes = if option.setting.is_some() { "yes" } else { "no" };
         format!("| `{}` | {} | {} | {changes} | {} |", option.key, option.values, option.default, option.text)
     };
-    assert_eq!(rows, DESCRIPTIONS.iter().map(row).collect::<Vec<_>>());
+    assert_eq!(rows, TABLE.iter().map(row).collect::<Vec<_>>());
 }
 
 #[test]
@@ -47,8 +47,8 @@ fn every_option_is_listed_in_every_form() {
     let list = text(&neap().arg("options").output().unwrap().stdout);
     let help = text(&neap().args(["run", "--help"]).output().unwrap().stdout);
     let json: Value = serde_json::from_slice(&neap().args(["options", "--json"]).output().unwrap().stdout).unwrap();
-    assert_eq!(json["options"].as_array().unwrap().len(), DESCRIPTIONS.len());
-    for (option, json) in DESCRIPTIONS.iter().zip(json["options"].as_array().unwrap()) {
+    assert_eq!(json["options"].as_array().unwrap().len(), TABLE.len());
+    for (option, json) in TABLE.iter().zip(json["options"].as_array().unwrap()) {
         let changes = if option.setting.is_some() { "; may change" } else { "" };
         let line = format!("\n  {:<18}{} (default: {}){changes}\n", option.key, option.values, option.default);
         assert!(list.contains(&line) && help.contains(&line), "{line}{list}{help}");

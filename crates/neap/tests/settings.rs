@@ -6,7 +6,7 @@ mod program;
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use core::time::Duration;
-use neap::options::{DESCRIPTIONS, Options};
+use neap::options::{Options, TABLE};
 use neap::process::PROCESS;
 use neap::reclaim::Shrinker;
 use neap::settings::{NotSet, Setting};
@@ -58,7 +58,7 @@ fn option_changes_by_its_own_parser_or_says_why_not() {
     assert!(refused.contains("which this process does not have (stat:off"), "{refused}");
     assert_eq!(value(&mm, Setting::Profile), "off");
     assert_eq!([Setting::Limit, Setting::Interval].map(|setting| value(&mm, setting)), ["none", "60000"]);
-    for option in DESCRIPTIONS.iter().filter(|option| option.setting.is_none()) {
+    for option in TABLE.iter().filter(|option| option.setting.is_none()) {
         let (key, refused) = (option.key, mm.set(option.key, option.default).unwrap_err());
         assert_eq!(refused, NotSet::Fixed { key, value: option.default });
         let remedy = format!("start the process with NEAP={key}:");
@@ -69,7 +69,7 @@ fn option_changes_by_its_own_parser_or_says_why_not() {
 #[test]
 fn every_setting_has_a_row_in_the_table_of_options() {
     let keys = Setting::ALL.map(Setting::key);
-    let rows = DESCRIPTIONS.iter().filter(|option| option.setting.is_some());
+    let rows = TABLE.iter().filter(|option| option.setting.is_some());
     assert!(rows.clone().all(|option| keys.contains(&option.key)) && rows.count() == keys.len(), "{keys:?}");
     for setting in Setting::ALL {
         let number = Options::DEFAULT.number(setting);

@@ -5,7 +5,6 @@
 use crate::options::AUTO;
 use crate::state::gated::GatedMutex;
 use crate::state::headroom::Looks;
-use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Room;
 
@@ -21,7 +20,7 @@ pub(crate) enum Limit {
 }
 
 /// Bit of the number of a [`Limit::Percent`]. No number of bytes has this bit.
-const PERCENT: u64 = 1 << 63;
+pub(crate) const PERCENT: u64 = 1 << 63;
 
 impl Limit {
     /// Returns the limit for which a setting's number stands.
@@ -34,36 +33,6 @@ impl Limit {
         }
     }
 
-    /// Returns the number of the setting.
-    pub(crate) fn number(self) -> u64 {
-        match self {
-            Limit::None => 0,
-            Limit::Bytes(bytes) => bytes,
-            Limit::Auto => AUTO,
-            Limit::Percent(percent) => PERCENT | u64::from(percent),
-        }
-    }
-
-    /// Whether a setting may have this number.
-    pub(crate) fn is_number(number: u64) -> bool {
-        number <= isize::MAX as u64
-            || number == AUTO
-            || matches!(Limit::of_number(number), Limit::Percent(1..=100)) && number & !PERCENT <= 100
-    }
-
-    /// Parses a value. `bytes` parses a number of bytes.
-    pub(crate) fn parse(value: &[u8], bytes: impl Fn(&[u8]) -> Option<u64>) -> Option<Limit> {
-        Some(match value {
-            b"none" => Limit::None,
-            b"auto" => Limit::Auto,
-            [digits @ .., b'%'] => {
-                let percent = bytes(digits).filter(|percent| (1..=100).contains(percent))?;
-                Limit::Percent(percent as u8)
-            }
-            _ => Limit::of_number(bytes(value).filter(|&bytes| bytes <= isize::MAX as u64)?),
-        })
-    }
-
     /// Returns the bytes of a [`Limit::Bytes`], or of a [`Limit::Percent`] of `whole` bytes.
     /// Returns `None` for other limits.
     pub(crate) fn of(self, whole: u64) -> Option<u64> {
@@ -71,17 +40,6 @@ impl Limit {
             Limit::None | Limit::Auto => None,
             Limit::Bytes(bytes) => Some(bytes),
             Limit::Percent(percent) => Some((u128::from(whole) * u128::from(percent) / 100) as u64),
-        }
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Limit::None => f.write_str("none"),
-            Limit::Bytes(bytes) => write!(f, "{bytes}"),
-            Limit::Auto => f.write_str("auto"),
-            Limit::Percent(percent) => write!(f, "{percent}%"),
         }
     }
 }
@@ -233,8 +191,6 @@ pub(crate) fn is_near(room: &Room, fall: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::bytes;
-    use std::string::ToString;
 
     #[test]
     fn changes_of_the_container_are_news_if_they_are_large() {
@@ -251,28 +207,6 @@ mod tests {
         {
             set(limit, used);
             assert_eq!(following.has_moved_from(published), is_news, "{limit} {used}");
-        }
-    }
-
-    #[test]
-    fn a_limit_is_parsed_numbered_and_displayed() {
-        for (text, limit, shown) in [
-            ("none", Limit::None, "none"),
-            ("0", Limit::None, "none"),
-            ("64m", Limit::Bytes(64 << 20), "67108864"),
-            ("auto", Limit::Auto, "auto"),
-            ("1%", Limit::Percent(1), "1%"),
-            ("100%", Limit::Percent(100), "100%"),
-        ] {
-            assert_eq!(Limit::parse(text.as_bytes(), bytes), Some(limit), "{text}");
-            assert_eq!((Limit::of_number(limit.number()), limit.to_string()), (limit, shown.into()));
-            assert!(Limit::is_number(limit.number()), "{text}");
-        }
-        for wrong in ["", "%", "0%", "101%", "50.5%", "auto%", "9999999999g", "-1", "automatic"] {
-            assert_eq!(Limit::parse(wrong.as_bytes(), bytes), None, "{wrong}");
-        }
-        for wrong in [1 << 63, PERCENT | 101, PERCENT | 0x150, AUTO - 1] {
-            assert!(!Limit::is_number(wrong), "{wrong:#x}");
         }
     }
 }

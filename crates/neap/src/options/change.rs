@@ -118,7 +118,7 @@ impl<P: Platform> Mm<P> {
         let mut checked = Options::DEFAULT;
         checked.set_number(setting, number)?;
         let core = self.core().ok_or("is refused: the system gave no memory")?;
-        core.change(self, setting, number)
+        core.change(self, setting, checked.number(setting))
     }
 
     /// Returns the value of a setting in force; `None` if the manager cannot be opened.

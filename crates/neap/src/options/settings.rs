@@ -1,34 +1,26 @@
 //! Settings: the options that may change while the process runs.
 //!
 //! # Design
-//! The table of options ([`DESCRIPTIONS`]) names the settings. Each value is one word, which
-//! readers load. [`set`](fn@crate::set) parses and checks a new value in the same way as the start
-//! does.
+//! The table of options ([`TABLE`]) names the settings. Each value is one word, which readers load.
+//! [`set`](fn@crate::set) parses and checks a new value in the same way as the start does.
 
 use crate::limits::limit::Limit;
 pub use crate::options::{AUTO, Setting};
-use crate::options::{DESCRIPTIONS, Options};
+use crate::options::{OptionRow, Options, TABLE};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Mutex;
 
 impl Setting {
-    /// All settings, in the order of their numbers.
-    pub const ALL: [Setting; 8] = [
-        Setting::Limit,
-        Setting::Interval,
-        Setting::PageListHigh,
-        Setting::Refuse,
-        Setting::PageBatchScale,
-        Setting::Profile,
-        Setting::High,
-        Setting::Reserve,
-    ];
+    /// The option's row in the table.
+    pub(super) fn row(self) -> &'static OptionRow {
+        // A test checks that each setting has a row.
+        TABLE.iter().find(|row| row.setting == Some(self)).unwrap_or(&TABLE[0])
+    }
 
     /// The option's key.
     pub fn key(self) -> &'static str {
-        let own = DESCRIPTIONS.iter().find(|option| option.setting == Some(self));
-        own.map_or("", |option| option.key)
+        self.row().key
     }
 
     /// Returns whether a change must pass the new value to the page layer.
@@ -47,12 +39,11 @@ impl Setting {
     /// [`NotSet`] if there is no option `key`, it cannot change at run time, or it does not accept
     /// `text`.
     pub fn parse<'a>(key: &'a str, text: &'a str) -> Result<(Setting, u64), NotSet<'a>> {
-        let option = DESCRIPTIONS.iter().find(|option| option.key == key);
-        let option = option.ok_or_else(|| NotSet::Unknown { key, near: crate::options::nearest(key.as_bytes()) })?;
+        let row = TABLE.iter().find(|row| row.key == key);
+        let row = row.ok_or_else(|| NotSet::Unknown { key, near: crate::options::nearest(key.as_bytes()) })?;
+        let setting = row.setting.ok_or(NotSet::Fixed { key, value: text })?;
         let mut options = Options::DEFAULT;
-        let assigned = options.assign(key.as_bytes(), text.as_bytes());
-        let setting = option.setting.ok_or(NotSet::Fixed { key, value: text })?;
-        assigned.map_err(|wrong| NotSet::Value { key, value: text, wrong })?;
+        row.assign(&mut options, text.as_bytes()).map_err(|wrong| NotSet::Value { key, value: text, wrong })?;
         Ok((setting, options.number(setting)))
     }
 }
@@ -63,13 +54,7 @@ pub struct Value(Setting, u64);
 
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Value(Setting::Limit | Setting::High | Setting::Reserve, number) => Limit::of_number(number).fmt(f),
-            Value(Setting::PageListHigh, AUTO) => f.write_str("auto"),
-            Value(Setting::Profile, 0) => f.write_str("off"),
-            Value(Setting::Refuse, on) => f.write_str(if on == 1 { "on" } else { "off" }),
-            Value(_, number) => write!(f, "{number}"),
-        }
+        self.0.row().kind.show(self.1, f)
     }
 }
 
