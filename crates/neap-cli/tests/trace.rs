@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use neap_sim::trace::Trace;
+use neap_testing::child::status_of;
 use running::{ROLE, library};
 
 /// Lengths in bytes, and in pages; for children of fork, of the bare system call, and of exec as
@@ -88,9 +89,7 @@ fn child(pid: libc::pid_t, kind: (usize, u32)) {
         // SAFETY: ends this process at once.
         unsafe { libc::_exit(7) };
     }
-    let mut status = 0;
-    // SAFETY: waits for a child.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    let status = status_of(pid);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
 }
 

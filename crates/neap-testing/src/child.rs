@@ -20,12 +20,12 @@ pub fn status_of(child: libc::pid_t) -> i32 {
     status
 }
 
-/// Forks. Returns the exit code that `body` returns in the child. `body` uses nothing that another
-/// thread of this process may hold.
+/// Forks, and returns the child's wait status. The child exits with the code that `body` returns.
+/// `body` uses nothing that another thread of this process may hold.
 ///
 /// # Panics
-/// If the child cannot be made, or ends by a signal.
-pub fn exit_code_of(body: impl FnOnce() -> i32) -> i32 {
+/// If the child cannot be made.
+pub fn status_in_child(body: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child runs `body` alone, which is written for a child, and ends by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -34,7 +34,15 @@ pub fn exit_code_of(body: impl FnOnce() -> i32) -> i32 {
         unsafe { libc::_exit(code) };
     }
     assert!(child > 0, "fork failed: {}", std::io::Error::last_os_error());
-    let status = status_of(child);
+    status_of(child)
+}
+
+/// Returns the exit code that `body` returns in a forked child: see [`status_in_child`].
+///
+/// # Panics
+/// If the child cannot be made, or ends by a signal.
+pub fn exit_code_of(body: impl FnOnce() -> i32) -> i32 {
+    let status = status_in_child(body);
     assert!(libc::WIFEXITED(status), "the child ended with status {status:#x}");
     libc::WEXITSTATUS(status)
 }

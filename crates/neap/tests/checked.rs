@@ -6,7 +6,7 @@
 
 use core::alloc::{GlobalAlloc, Layout};
 use neap_testing::again::{self, dies, succeeds};
-use neap_testing::child::status_of;
+use neap_testing::child::exit_code_of;
 
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
@@ -142,14 +142,12 @@ fn right() {
         kept.into_iter().for_each(|(block, layout)| unsafe { ALLOCATOR.dealloc(block, layout) });
     };
     std::thread::scope(|scope| (1..4).for_each(|seed| _ = scope.spawn(move || work(seed))));
-    // SAFETY: the child uses neap, which may be used after a fork, and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+    // neap may be used after a fork. The child ends as a program does.
+    let code = exit_code_of(|| {
         work(9);
-        std::process::exit(7);
-    }
-    let status = status_of(child);
-    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+        std::process::exit(7)
+    });
+    assert_eq!(code, 7);
     let group = neap::groups::Group::create("checked").unwrap();
     let block = group.enter().map(|_inside| vec![1_u8; 5000]).unwrap();
     assert_eq!(neap::groups::payer_of(&block[10]), Some(group));

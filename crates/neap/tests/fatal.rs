@@ -13,7 +13,7 @@ use neap::groups::GroupId;
 use neap::mm::{Hooks, Mm};
 use neap_base::Linux;
 use neap_testing::again::{self, dies};
-use neap_testing::child::status_of;
+use neap_testing::child::status_in_child;
 use neap_testing::random::number;
 use neap_testing::shared::Shared;
 use program::{Opened, linux};
@@ -309,15 +309,9 @@ fn a_try() {
     if let Some(kind) = again::case() {
         let tries = number("NEAP_TRIES", 100);
         for _ in 0..tries {
-            // SAFETY: the child uses a manager of its own, and parts of the C library that fork
-            // leaves whole.
-            match unsafe { libc::fork() } {
-                0 => free_at_once(&kind),
-                child => {
-                    let status = status_of(child);
-                    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT, "status {status:#x}");
-                }
-            }
+            // The child uses its own manager, and parts of the C library that fork leaves whole.
+            let status = status_in_child(|| free_at_once(&kind));
+            assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT, "status {status:#x}");
         }
     }
 }

@@ -13,6 +13,7 @@ use neap::drain::Scope;
 use neap::groups::{Bound, Group};
 use neap::lru::{By, Item, LruStatus, RawList};
 use neap::process::PROCESS;
+use neap_testing::child::in_child;
 use std::io::{Error, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
@@ -245,17 +246,6 @@ fn slow_call(random: &mut Random, group: Group, kept: &mut Vec<usize>, cpu: usiz
     }
 }
 
-/// Forks a child that ends at once. The fork gate is closed meanwhile.
-fn fork() {
-    // SAFETY: the child calls `_exit` alone.
-    unsafe {
-        match libc::fork() {
-            0 => libc::_exit(0),
-            child => assert_eq!(libc::waitpid(child, core::ptr::null_mut(), 0), child),
-        }
-    }
-}
-
 /// Runs `work` at the highest priority on the first CPU. Meanwhile the lowest thread calls `low`
 /// again and again on `cpu`, and the middle one takes that CPU at any moment.
 fn disturbed<R: Send + 'static>(
@@ -342,7 +332,8 @@ fn slow_calls_end_though_lower_priorities_hold_locks() {
     let cpu = stage.cpus[0];
     let mut slow = slow_calls(group, cpu);
     let low = move |random: &mut Random| match random.below(40) {
-        0 => fork(),
+        // The fork gate is closed meanwhile.
+        0 => in_child(|| {}),
         _ => slow(random),
     };
     let (slept, most) = disturbed(&stage, stage.cpus[0], SEED, low, move || {
