@@ -13,6 +13,7 @@ pub mod cpu_lock;
 pub mod finding;
 pub mod gate;
 pub mod in_place;
+pub mod listed_enum;
 pub mod live;
 pub mod mutex;
 pub mod packed_stack;

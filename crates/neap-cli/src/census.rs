@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
+use neap_base::listed_enum;
 
 use crate::allowance::{Allowance, MOST_BYTES};
 use crate::foreign::escaped;
@@ -35,34 +36,22 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Bytes that a look at one process may keep.
 const MOST_OF_ONE: usize = 8 << 20;
 
-/// Why a process was not read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Unread {
-    /// The user has named the process, but it has ended or does not run under neap.
-    NotThere,
-    NotPermitted,
-    NoNumbers,
-    /// The process could not be read, or its numbers make no sense.
-    Failed,
-    /// The time or the bytes of the command were used up.
-    LeftOut,
+listed_enum! {
+    /// Why a process was not read.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub(crate) enum Unread {
+        /// The user has named the process, but it has ended or does not run under neap.
+        NotThere = "not under neap",
+        NotPermitted = "not permitted",
+        NoNumbers = "no numbers",
+        /// The process could not be read, or its numbers make no sense.
+        Failed = "failed",
+        /// The time or the bytes of the command were used up.
+        LeftOut = "left out",
+    }
 }
 
 impl Unread {
-    pub(crate) const ALL: [Unread; 5] =
-        [Unread::NotThere, Unread::NotPermitted, Unread::NoNumbers, Unread::Failed, Unread::LeftOut];
-
-    /// Returns the name in JSON and in metrics.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Unread::NotThere => "not under neap",
-            Unread::NotPermitted => "not permitted",
-            Unread::NoNumbers => "no numbers",
-            Unread::Failed => "failed",
-            Unread::LeftOut => "left out",
-        }
-    }
-
     fn of(error: &anyhow::Error) -> Unread {
         match LookRefusal::of(error) {
             Some(LookRefusal::Ended | LookRefusal::NotNeap) => Unread::NotThere,

@@ -10,6 +10,7 @@ use crate::table::Entry;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
+use neap_base::listed_enum;
 
 /// No slot.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -41,31 +42,26 @@ impl GroupSlot {
     pub const ROOT: GroupSlot = GroupSlot { group: GroupId::ROOT, slot: ROOT };
 }
 
-/// Bounds of a group's memory, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Bound {
-    /// Limit: reclaim, then refuse. [`UNLIMITED`] for none.
-    Max = 0,
-    /// Threshold from which to reclaim and to delay charging threads. [`UNLIMITED`] for none.
-    High = 1,
-    /// Usage below which reclaim takes memory only if there is none elsewhere; 0 for no protection.
-    Low = 2,
-    /// Usage below which reclaim takes no memory; 0 for no protection.
-    Min = 3,
+listed_enum! {
+    /// Bounds of a group's memory, in bytes.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[repr(u8)]
+    pub enum Bound {
+        /// Limit: reclaim, then refuse. [`UNLIMITED`] for none.
+        Max = "max",
+        /// Threshold from which to reclaim and to delay charging threads. [`UNLIMITED`] for none.
+        High = "high",
+        /// Usage below which reclaim takes memory only if there is none elsewhere; 0 for no
+        /// protection.
+        Low = "low",
+        /// Usage below which reclaim takes no memory; 0 for no protection.
+        Min = "min",
+    }
 }
 
 impl Bound {
-    /// All bounds, in the order of their numbers.
-    pub const ALL: [Bound; 4] = [Bound::Max, Bound::High, Bound::Low, Bound::Min];
-
     /// The bounds that protect a group's memory.
     pub(crate) const CLAIMS: [Bound; 2] = [Bound::Low, Bound::Min];
-
-    /// Returns the name of the bound in reports.
-    pub const fn name(self) -> &'static str {
-        ["max", "high", "low", "min"][self as usize]
-    }
 
     /// Returns the value in a new group.
     pub const fn default(self) -> u64 {
@@ -73,67 +69,37 @@ impl Bound {
     }
 }
 
-/// Events of a group that are counted, and that subscribers are told. An event of a group is also
-/// an event of all its ancestors.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[repr(u8)]
-pub enum Event {
-    /// Reclaim freed objects of the group while its usage was within its protection by `low`.
-    Low = 0,
-    /// The group was above its `high` after a charge.
-    High = 1,
-    /// A charge did not fit below the group's `max`, so the thread flushed caches or the host
-    /// reclaimed.
-    Max = 2,
-    /// A charge was refused.
-    Refused = 3,
-    /// The group went above its `max` for a caller that must not fail.
-    Overcharged = 4,
-    /// A bound was set.
-    LimitChanged = 5,
-    /// Reclaim freed more than two fifths of the objects that it scanned.
-    PressureLow = 6,
-    /// Reclaim freed at most two fifths of the objects that it scanned.
-    PressureMedium = 7,
-    /// Reclaim freed at most 5 % of the objects that it scanned, or a pass came to one of its last
-    /// priorities.
-    PressureCritical = 8,
-    /// Of the root alone: the container's level of pressure or its limit changed, or a listener
-    /// was subscribed to this event.
-    Container = 9,
-}
-
-impl Event {
-    /// All events, in the order of their numbers.
-    pub const ALL: [Event; 10] = [
-        Event::Low,
-        Event::High,
-        Event::Max,
-        Event::Refused,
-        Event::Overcharged,
-        Event::LimitChanged,
-        Event::PressureLow,
-        Event::PressureMedium,
-        Event::PressureCritical,
-        Event::Container,
-    ];
-
-    /// Returns the name of the event in reports.
-    pub const fn name(self) -> &'static str {
-        [
-            "low",
-            "high",
-            "max",
-            "refused",
-            "overcharged",
-            "limit_changed",
-            "pressure_low",
-            "pressure_medium",
-            "pressure_critical",
-            "container",
-        ][self as usize]
+listed_enum! {
+    /// Events of a group that are counted, and that subscribers are told. An event of a group is
+    /// also an event of all its ancestors.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+    #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+    #[repr(u8)]
+    pub enum Event {
+        /// Reclaim freed objects of the group while its usage was within its protection by `low`.
+        Low = "low",
+        /// The group was above its `high` after a charge.
+        High = "high",
+        /// A charge did not fit below the group's `max`, so the thread flushed caches or the host
+        /// reclaimed.
+        Max = "max",
+        /// A charge was refused.
+        Refused = "refused",
+        /// The group went above its `max` for a caller that must not fail.
+        Overcharged = "overcharged",
+        /// A bound was set.
+        LimitChanged = "limit_changed",
+        /// Reclaim freed more than two fifths of the objects that it scanned.
+        PressureLow = "pressure_low",
+        /// Reclaim freed at most two fifths of the objects that it scanned.
+        PressureMedium = "pressure_medium",
+        /// Reclaim freed at most 5 % of the objects that it scanned, or a pass came to one of its
+        /// last priorities.
+        PressureCritical = "pressure_critical",
+        /// Of the root alone: the container's level of pressure or its limit changed, or a listener
+        /// was subscribed to this event.
+        Container = "container",
     }
 }
 

@@ -7,6 +7,7 @@
 
 use core::fmt;
 use neap_base::finding::At;
+use neap_base::listed_enum;
 use neap_os::nodes::MAX_NODES;
 
 const INDEX_BITS: u32 = 21;
@@ -78,27 +79,19 @@ impl fmt::Debug for GroupId {
     }
 }
 
-/// Kinds of memory that are counted separately.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Kind {
-    /// Runs of pages: allocations above the largest size class.
-    Pages = 0,
-    /// Objects of a size class.
-    Objects = 1,
-    /// Per-CPU data, all copies.
-    PerCpu = 2,
-    /// Bytes charged by hand.
-    ByHand = 3,
-}
-
-impl Kind {
-    /// All kinds, in the order of their numbers.
-    pub const ALL: [Kind; 4] = [Kind::Pages, Kind::Objects, Kind::PerCpu, Kind::ByHand];
-
-    /// Returns the name of the kind in reports.
-    pub const fn name(self) -> &'static str {
-        ["pages", "objects", "per_cpu", "by_hand"][self as usize]
+listed_enum! {
+    /// Kinds of memory that are counted separately.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[repr(u8)]
+    pub enum Kind {
+        /// Runs of pages: allocations above the largest size class.
+        Pages = "pages",
+        /// Objects of a size class.
+        Objects = "objects",
+        /// Per-CPU data, all copies.
+        PerCpu = "per_cpu",
+        /// Bytes charged by hand.
+        ByHand = "by_hand",
     }
 }
 

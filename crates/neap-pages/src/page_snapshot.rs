@@ -8,38 +8,36 @@ use crate::buddy::Buddy;
 use crate::frames::State;
 use crate::units::CHUNK;
 use crate::zone::Zone;
-use neap_base::{Pfn, bitmap};
+use neap_base::{Pfn, bitmap, listed_enum};
 
 /// Number of pages of a piece of the arena.
 pub const PIECE: usize = CHUNK as usize;
 
-/// The use of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Use {
-    /// Not part of the arena.
-    Foreign = 0,
-    /// Free, without memory.
-    Free = 1,
-    /// Free, possibly with memory.
-    FreeBacked = 2,
-    /// In a CPU's list.
-    Listed = 3,
-    /// Part of a block that is handed out and is no slab.
-    Block = 4,
-    /// Part of a run that is handed out.
-    Run = 5,
-    /// Part of a slab.
-    Slab = 6,
-    /// Detached while its memory is released or populated.
-    Releasing = 7,
+listed_enum! {
+    /// The use of a page.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[repr(u8)]
+    pub enum Use {
+        /// Not part of the arena.
+        Foreign,
+        /// Free, without memory.
+        Free,
+        /// Free, possibly with memory.
+        FreeBacked,
+        /// In a CPU's list.
+        Listed,
+        /// Part of a block that is handed out and is no slab.
+        Block,
+        /// Part of a run that is handed out.
+        Run,
+        /// Part of a slab.
+        Slab,
+        /// Detached while its memory is released or populated.
+        Releasing,
+    }
 }
 
 impl Use {
-    /// All uses, by their numbers.
-    pub const ALL: [Use; 8] =
-        [Use::Foreign, Use::Free, Use::FreeBacked, Use::Listed, Use::Block, Use::Run, Use::Slab, Use::Releasing];
-
     /// The use of a page of a piece, from the piece's nibbles.
     pub fn of(uses: &[u64], page: usize) -> Use {
         let nibble = uses.get(page / 16).map_or(0, |word| word >> (page % 16 * 4) & 15);

@@ -1,26 +1,24 @@
 //! Orders in which a live set is freed.
 
 use crate::random::Random;
+use neap_base::listed_enum;
 
 /// Distance between two blocks that are freed one after the other by stride; a prime.
 const STRIDE: usize = 7919;
 
-/// An order relative to the one of allocation.
-#[derive(Clone, Copy, Debug)]
-pub enum Order {
-    /// First allocated, first freed.
-    Allocated,
-    /// Last allocated, first freed.
-    Reversed,
-    /// By random numbers.
-    Random,
-    /// By steps of a prime distance.
-    Stride,
-}
-
-impl Order {
-    /// All orders.
-    pub const ALL: [Order; 4] = [Order::Allocated, Order::Reversed, Order::Random, Order::Stride];
+listed_enum! {
+    /// An order relative to the one of allocation.
+    #[derive(Clone, Copy, Debug)]
+    pub enum Order {
+        /// First allocated, first freed.
+        Allocated,
+        /// Last allocated, first freed.
+        Reversed,
+        /// By random numbers.
+        Random,
+        /// By steps of a prime distance.
+        Stride,
+    }
 }
 
 /// Puts blocks, which are in the order of their allocation, into another one.

@@ -8,6 +8,7 @@
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use neap_base::listed_enum;
 use neap_base::platform::{Platform, Room};
 #[cfg(not(miri))]
 use neap_os::memory;
@@ -20,56 +21,41 @@ use std::sync::Mutex;
 #[cfg(miri)]
 mod memory;
 
-/// Calls that a test can make fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Call {
-    /// [`Platform::map_at`].
-    MapAt,
-    /// [`Platform::map`].
-    Map,
-    /// [`Platform::reserve`].
-    Reserve,
-    /// [`Platform::open`].
-    Open,
-    /// [`Platform::release`].
-    Release,
-    /// [`Platform::release_scattered`].
-    ReleaseScattered,
-    /// [`Platform::populate`].
-    Populate,
-    /// [`Platform::move_pages`].
-    MovePages,
-    /// [`Platform::fence`].
-    Fence,
-    /// [`Platform::bind`].
-    Bind,
-    /// [`Platform::huge_pages`].
-    HugePages,
-    /// [`Platform::release_lazily`].
-    ReleaseLazily,
-    /// [`Platform::room`].
-    Room,
+listed_enum! {
+    /// Calls that a test can make fail.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[repr(usize)]
+    pub enum Call {
+        /// [`Platform::map_at`].
+        MapAt,
+        /// [`Platform::map`].
+        Map,
+        /// [`Platform::reserve`].
+        Reserve,
+        /// [`Platform::open`].
+        Open,
+        /// [`Platform::release`].
+        Release,
+        /// [`Platform::release_scattered`].
+        ReleaseScattered,
+        /// [`Platform::populate`].
+        Populate,
+        /// [`Platform::move_pages`].
+        MovePages,
+        /// [`Platform::fence`].
+        Fence,
+        /// [`Platform::bind`].
+        Bind,
+        /// [`Platform::huge_pages`].
+        HugePages,
+        /// [`Platform::release_lazily`].
+        ReleaseLazily,
+        /// [`Platform::room`].
+        Room,
+    }
 }
 
-const CALLS: usize = 13;
-
-/// Every [`Call`], for tests that iterate over all.
-pub const ALL_CALLS: [Call; CALLS] = [
-    Call::MapAt,
-    Call::Map,
-    Call::Reserve,
-    Call::Open,
-    Call::Release,
-    Call::ReleaseScattered,
-    Call::Populate,
-    Call::MovePages,
-    Call::Fence,
-    Call::Bind,
-    Call::HugePages,
-    Call::ReleaseLazily,
-    Call::Room,
-];
+const CALLS: usize = Call::ALL.len();
 
 thread_local! {
     static CPU: Cell<usize> = const { Cell::new(0) };

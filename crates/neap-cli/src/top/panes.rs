@@ -2,26 +2,27 @@
 //!
 //! To add a pane, add a variant with its columns, and the condition for showing it, if any.
 
+use neap_base::listed_enum;
+
 use super::events::EventRow;
 use super::listing::{Cell, Listing, SortOrder};
 use super::reading::Pair;
 use super::state::View;
 use crate::stat_model::{Cpu, Node};
 
-/// A part of the screen with rows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Pane {
-    Groups,
-    Profile,
-    Zones,
-    Cpus,
-    Events,
+listed_enum! {
+    /// A part of the screen with rows. The variants are in the order from the top down.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) enum Pane {
+        Groups = "groups",
+        Profile = "profile",
+        Zones = "zones",
+        Cpus = "cpus",
+        Events = "events",
+    }
 }
 
 impl Pane {
-    /// All panes, from the top down.
-    pub(super) const ALL: [Pane; 5] = [Pane::Groups, Pane::Profile, Pane::Zones, Pane::Cpus, Pane::Events];
-
     /// The panes with content, from the top down.
     pub(super) fn shown(pair: Pair<'_>, state: &View) -> Vec<Pane> {
         let is_shown = |pane: &Pane| match pane {
@@ -30,17 +31,6 @@ impl Pane {
             Pane::Zones | Pane::Cpus | Pane::Events => true,
         };
         Pane::ALL.into_iter().filter(is_shown).collect()
-    }
-
-    /// Name of the pane in JSON.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Pane::Groups => "groups",
-            Pane::Profile => "profile",
-            Pane::Zones => "zones",
-            Pane::Cpus => "cpus",
-            Pane::Events => "events",
-        }
     }
 
     /// The pane's rows.

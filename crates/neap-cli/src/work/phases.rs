@@ -13,6 +13,7 @@ use std::thread;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use neap_base::listed_enum;
 
 use super::Outcome;
 use super::meter::{BlockTable, Meter, Random, give, own_peak_kib, own_rss_kib, take};
@@ -38,23 +39,14 @@ pub(super) struct PhasesOptions {
     sizes: Vec<usize>,
 }
 
-/// Order in which blocks are freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Order {
-    Allocated,
-    Reversed,
-    Random,
-    Stride,
-}
-
-impl Order {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Order::Allocated => "allocated",
-            Order::Reversed => "reversed",
-            Order::Random => "random",
-            Order::Stride => "stride",
-        }
+listed_enum! {
+    /// Order in which blocks are freed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+    pub(crate) enum Order {
+        Allocated = "allocated",
+        Reversed = "reversed",
+        Random = "random",
+        Stride = "stride",
     }
 }
 

@@ -34,9 +34,9 @@ use super::job_queue::LOST_MAX;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
-use neap_base::Mutex;
 use neap_base::gate::Inside;
 use neap_base::platform::nodes::MAX_NODES;
+use neap_base::{Mutex, listed_enum};
 use neap_groups::Name;
 
 /// Time that one callback may take, in nanoseconds, unless its shrinker has a budget of its own.
@@ -66,25 +66,17 @@ const NAME: usize = 48;
 /// Name of a shrinker that was unregistered.
 const GONE: &str = "(unregistered)";
 
-/// Reason for which a shrinker is blamed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Misbehaviour {
-    /// A callback took longer than its budget.
-    Overran = 0,
-    /// Its answers are impossible.
-    Lied = 1,
-    /// It panicked.
-    Panicked = 2,
-}
-
-impl Misbehaviour {
-    /// All reasons, in the order of their numbers.
-    pub const ALL: [Misbehaviour; 3] = [Misbehaviour::Overran, Misbehaviour::Lied, Misbehaviour::Panicked];
-
-    /// Returns the name of the reason in reports.
-    pub const fn name(self) -> &'static str {
-        ["overran", "lied", "panicked"][self as usize]
+listed_enum! {
+    /// Reason for which a shrinker is blamed.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[repr(u32)]
+    pub enum Misbehaviour {
+        /// A callback took longer than its budget.
+        Overran = "overran",
+        /// Its answers are impossible.
+        Lied = "lied",
+        /// It panicked.
+        Panicked = "panicked",
     }
 }
 

@@ -23,8 +23,8 @@
 use crate::mm::{Core, Mm};
 use core::cell::Cell;
 use core::ffi::c_void;
-use neap_base::Platform;
 use neap_base::gate::Inside;
+use neap_base::{Platform, listed_enum};
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::stack;
 use neap_pages::{Drain, Effort};
@@ -33,19 +33,21 @@ use neap_reclaim::{Asked, CountFn, DEFAULT_SEEKS, Host, ScanFn, ShrinkerError, S
 /// Seeks of memory that is released to the OS.
 const RELEASE: u32 = 4 * DEFAULT_SEEKS;
 
-/// A cache of neap's own.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Cache {
-    /// Objects in barns and in the stacks of CPUs near the node.
-    Sheaves,
-    /// Pages in the page lists of CPUs.
-    Lists,
-    /// Slabs that may have pages without objects.
-    Holes,
-    /// Free pages that are resident.
-    Free,
-    /// Populated pages of per-CPU data that hold no data.
-    PerCpu,
+listed_enum! {
+    /// A cache of neap's own.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum Cache {
+        /// Objects in barns and in the stacks of CPUs near the node.
+        Sheaves,
+        /// Pages in the page lists of CPUs.
+        Lists,
+        /// Slabs that may have pages without objects.
+        Holes,
+        /// Free pages that are resident.
+        Free,
+        /// Populated pages of per-CPU data that hold no data.
+        PerCpu,
+    }
 }
 
 /// Result of a scan.
@@ -56,8 +58,6 @@ struct Scanned {
 }
 
 impl Cache {
-    const ALL: [Cache; 5] = [Cache::Sheaves, Cache::Lists, Cache::Holes, Cache::Free, Cache::PerCpu];
-
     /// Returns name, seeks and batch, and whether an allocation that needs room may scan the cache.
     fn nature(self) -> (&'static str, u32, u64, bool) {
         match self {

@@ -14,7 +14,7 @@ use neap::options::{AUTO, Options};
 use neap_base::Platform;
 use neap_base::platform::{LimitedBy, Room};
 use neap_testing::shared::Shared;
-use neap_testing::virtual_platform::{ALL_CALLS, Call, Virtual};
+use neap_testing::virtual_platform::{Call, Virtual};
 
 const SIZES: [usize; 8] = [24, 500, 40_000, 3000, 100, 300_000, 20_000, 70];
 
@@ -65,7 +65,7 @@ fn on_a_virtual_machine(what: &str, nodes: [usize; 2], prepare: impl Fn(&Virtual
     let machine = Shared::new(Virtual::new(4096, 2).with_nodes(&nodes).with_scarce_address_space());
     machine.set_room(|| Room { owner: LimitedBy::Group, limit: 2 << 30, used: 1 << 30, smallest: 2 << 30 });
     prepare(&machine);
-    let recover = || ALL_CALLS.iter().for_each(|call| machine.fail(*call, 0, 0));
+    let recover = || Call::ALL.iter().for_each(|call| machine.fail(*call, 0, 0));
     let options = Options { limit: if nodes == [0, 0] { 0 } else { AUTO }, ..OPTIONS };
     survives(&machine, &options, recover, what);
     machine
@@ -75,7 +75,7 @@ fn on_a_virtual_machine(what: &str, nodes: [usize; 2], prepare: impl Fn(&Virtual
 fn every_call_fails_at_every_position_once_and_from_then_on() {
     for nodes in [[0, 0], [0, 1]] {
         let faultless = on_a_virtual_machine("no fault", nodes, |_| ());
-        for call in ALL_CALLS {
+        for call in Call::ALL {
             // The second half of a run is after the recovery.
             let calls = faultless.made(call).div_ceil(2) + 2;
             println!("{call:?} is made {} times", faultless.made(call));

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use anyhow::{Result, anyhow};
+use neap_base::listed_enum;
 use neap_groups::{GroupId, Groups, Kind, OnLimit, Payer};
 use neap_percpu::{PerCpuData, Shape, Standalone};
 use neap_testing::virtual_platform::Virtual;
@@ -15,21 +16,15 @@ use super::PAGE;
 use crate::work::Outcome;
 use crate::work::meter::Random;
 
-/// The action of each CPU, page by page.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Pattern {
-    /// Each CPU charges a page, or uncharges one of its pages, at random (a random walk).
-    Walk,
-    /// One half of the CPUs charges pages, and the other half uncharges them a little later. So no
-    /// page can stay in a stock.
-    Flow,
-}
-
-impl Pattern {
-    pub(super) const ALL: [Pattern; 2] = [Pattern::Walk, Pattern::Flow];
-
-    pub(super) fn name(self) -> &'static str {
-        ["walk", "flow"][self as usize]
+listed_enum! {
+    /// The action of each CPU, page by page.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) enum Pattern {
+        /// Each CPU charges a page, or uncharges one of its pages, at random (a random walk).
+        Walk = "walk",
+        /// One half of the CPUs charges pages, and the other half uncharges them a little later. So
+        /// no page can stay in a stock.
+        Flow = "flow",
     }
 }
 

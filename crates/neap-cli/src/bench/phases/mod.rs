@@ -32,7 +32,6 @@ use crate::work::phases::Order;
 /// Sizes far apart, neighbours in no order.
 const ALL_SIZES: [usize; 8] = [64, 4096, 300, 32768, 1000, 200_000, 128, 2048];
 const PAIRS: [[usize; 2]; 4] = [[64, 2048], [4096, 32768], [64, 200_000], [300, 1000]];
-const ORDERS: [Order; 4] = [Order::Allocated, Order::Reversed, Order::Random, Order::Stride];
 const THREADS: [usize; 3] = [1, 2, 8];
 /// The variation whose size never changes.
 const AGAIN: &str = "1000 again, 1 t";
@@ -71,7 +70,7 @@ fn variations(quick: bool) -> Vec<Variation> {
     let turns = if quick { [1, 2] } else { [2, 4] };
     let mut all = Vec::new();
     for threads in THREADS {
-        let eight = ORDERS.map(|order| Variation {
+        let eight = Order::ALL.map(|order| Variation {
             name: format!("8 sizes, {}, {threads} t", order.name()),
             sizes: ALL_SIZES.to_vec(),
             order,
@@ -179,7 +178,7 @@ mod tests {
     #[test]
     fn every_variation_has_a_name_of_its_own_and_all_threads() {
         let variations = variations(true);
-        assert_eq!(variations.len(), THREADS.len() * (ORDERS.len() + PAIRS.len()) + 1);
+        assert_eq!(variations.len(), THREADS.len() * (Order::ALL.len() + PAIRS.len()) + 1);
         let mut names: Vec<&str> = variations.iter().map(|variation| variation.name.as_str()).collect();
         names.sort_unstable();
         names.dedup();

@@ -1,136 +1,76 @@
 //! Sources of memory, to which reconciliation attributes bytes, and a manager's counters of each.
 //! This module has only types, and counts nothing.
 
+use neap_base::listed_enum;
 use neap_groups::Kind;
 use neap_pages::Use;
 
-/// The origin of memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Source {
-    /// Slabs: see [`Held`].
-    Slabs,
-    /// Runs of pages that the program has.
-    Runs,
-    /// Blocks of pages that are neither slabs nor runs.
-    Blocks,
-    /// Pages in CPUs' lists.
-    Listed,
-    /// Free pages that have memory.
-    FreeBacked,
-    /// Free pages that were released.
-    Free,
-    /// Pages on their way to or from the system, or from a list.
-    Travelling,
-    /// Pages of the arena that cannot be examined one by one, or that changed between two looks.
-    Arena,
-    /// Frames, and maps of pages.
-    PageTables,
-    /// State bytes of objects.
-    States,
-    /// Kinds of pages, and descriptors of slabs.
-    SlabTables,
-    /// Lists of pages, by CPU and node.
-    Lists,
-    /// Stacks of objects, by CPU.
-    Stacks,
-    /// The state of ticks.
-    Ticks,
-    /// Per-CPU data.
-    PerCpuData,
-    /// Tables of per-CPU data.
-    PerCpuTables,
-    /// Groups, ids, stocks, waiters and listeners.
-    Groups,
-    /// The page of numbers.
-    Numbers,
-    /// Guarded samples and their table.
-    Guarded,
-    /// The program, its libraries, and their variables.
-    Program,
-    /// The heap that `brk` makes.
-    Heap,
-    /// The first thread's stack.
-    Stack,
-    /// Other threads' stacks: private memory right behind a guard page.
-    ThreadStacks,
-    /// Other files.
-    Files,
-    /// Memory that may be shared with other processes.
-    Shared,
-    /// Memory that the program has mapped itself.
-    Anonymous,
-    /// Memory that the kernel maps into every process.
-    Kernel,
+listed_enum! {
+    /// The origin of memory. The variants are in the order of reports.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[repr(u8)]
+    pub enum Source {
+        /// Slabs: see [`Held`].
+        Slabs = "slabs of objects",
+        /// Runs of pages that the program has.
+        Runs = "runs of pages in use",
+        /// Blocks of pages that are neither slabs nor runs.
+        Blocks = "blocks that are neither",
+        /// Pages in CPUs' lists.
+        Listed = "pages in CPUs' lists",
+        /// Free pages that have memory.
+        FreeBacked = "free pages, kept",
+        /// Free pages that were released.
+        Free = "free pages, given back",
+        /// Pages on their way to or from the system, or from a list.
+        Travelling = "pages on their way",
+        /// Pages of the arena that cannot be examined one by one, or that changed between two
+        /// looks.
+        Arena = "arena, not seen by the page",
+        /// Frames, and maps of pages.
+        PageTables = "frames and maps of pages",
+        /// State bytes of objects.
+        States = "state bytes of objects",
+        /// Kinds of pages, and descriptors of slabs.
+        SlabTables = "kinds of pages, slabs",
+        /// Lists of pages, by CPU and node.
+        Lists = "lists of pages",
+        /// Stacks of objects, by CPU.
+        Stacks = "stacks of objects",
+        /// The state of ticks.
+        Ticks = "what ticks remember",
+        /// Per-CPU data.
+        PerCpuData = "per-CPU data",
+        /// Tables of per-CPU data.
+        PerCpuTables = "tables of per-CPU data",
+        /// Groups, ids, stocks, waiters and listeners.
+        Groups = "memory groups",
+        /// The page of numbers.
+        Numbers = "page of numbers",
+        /// Guarded samples and their table.
+        Guarded = "guarded samples",
+        /// The program, its libraries, and their variables.
+        Program = "program and libraries",
+        /// The heap that `brk` makes.
+        Heap = "heap by brk",
+        /// The first thread's stack.
+        Stack = "stack of the first thread",
+        /// Other threads' stacks: private memory right behind a guard page.
+        ThreadStacks = "stacks of other threads",
+        /// Other files.
+        Files = "other files",
+        /// Memory that may be shared with other processes.
+        Shared = "shared memory",
+        /// Memory that the program has mapped itself.
+        Anonymous = "mapped by the program",
+        /// Memory that the kernel maps into every process.
+        Kernel = "the kernel's own",
+    }
 }
 
 pub(super) const SOURCES: usize = Source::ALL.len();
 
 impl Source {
-    /// All, in the order of reports.
-    pub const ALL: [Source; 27] = [
-        Source::Slabs,
-        Source::Runs,
-        Source::Blocks,
-        Source::Listed,
-        Source::FreeBacked,
-        Source::Free,
-        Source::Travelling,
-        Source::Arena,
-        Source::PageTables,
-        Source::States,
-        Source::SlabTables,
-        Source::Lists,
-        Source::Stacks,
-        Source::Ticks,
-        Source::PerCpuData,
-        Source::PerCpuTables,
-        Source::Groups,
-        Source::Numbers,
-        Source::Guarded,
-        Source::Program,
-        Source::Heap,
-        Source::Stack,
-        Source::ThreadStacks,
-        Source::Files,
-        Source::Shared,
-        Source::Anonymous,
-        Source::Kernel,
-    ];
-
-    /// Name in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Source::Slabs => "slabs of objects",
-            Source::Runs => "runs of pages in use",
-            Source::Blocks => "blocks that are neither",
-            Source::Listed => "pages in CPUs' lists",
-            Source::FreeBacked => "free pages, kept",
-            Source::Free => "free pages, given back",
-            Source::Travelling => "pages on their way",
-            Source::Arena => "arena, not seen by the page",
-            Source::PageTables => "frames and maps of pages",
-            Source::States => "state bytes of objects",
-            Source::SlabTables => "kinds of pages, slabs",
-            Source::Lists => "lists of pages",
-            Source::Stacks => "stacks of objects",
-            Source::Ticks => "what ticks remember",
-            Source::PerCpuData => "per-CPU data",
-            Source::PerCpuTables => "tables of per-CPU data",
-            Source::Groups => "memory groups",
-            Source::Numbers => "page of numbers",
-            Source::Guarded => "guarded samples",
-            Source::Program => "program and libraries",
-            Source::Heap => "heap by brk",
-            Source::Stack => "stack of the first thread",
-            Source::ThreadStacks => "stacks of other threads",
-            Source::Files => "other files",
-            Source::Shared => "shared memory",
-            Source::Anonymous => "mapped by the program",
-            Source::Kernel => "the kernel's own",
-        }
-    }
-
     pub(super) fn of_page(what: Use) -> Source {
         match what {
             Use::Slab => Source::Slabs,
@@ -145,57 +85,31 @@ impl Source {
     }
 }
 
-/// The state of bytes in slabs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Held {
-    /// Objects that the program has.
-    InUse,
-    /// Objects on CPUs' stacks.
-    InStacks,
-    /// Objects in sheaves.
-    InBarns,
-    /// Free objects in slabs, holes included.
-    InSlabs,
-    /// The memory of sheaves.
-    Sheaves,
-    /// Vectors of owners.
-    Vectors,
-    /// Ends of slabs that hold no object.
-    Waste,
-    /// Released pages of slabs: a part of the free objects in slabs, without memory.
-    Holes,
+listed_enum! {
+    /// The state of bytes in slabs. The variants are in the order of reports.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[repr(u8)]
+    pub enum Held {
+        /// Objects that the program has.
+        InUse = "objects in use",
+        /// Objects on CPUs' stacks.
+        InStacks = "objects on CPUs' stacks",
+        /// Objects in sheaves.
+        InBarns = "objects in sheaves",
+        /// Free objects in slabs, holes included.
+        InSlabs = "free objects in slabs",
+        /// The memory of sheaves.
+        Sheaves = "memory of sheaves",
+        /// Vectors of owners.
+        Vectors = "vectors of owners",
+        /// Ends of slabs that hold no object.
+        Waste = "ends of slabs",
+        /// Released pages of slabs: a part of the free objects in slabs, without memory.
+        Holes = "of these, holes",
+    }
 }
 
 const HELD: usize = Held::ALL.len();
-
-impl Held {
-    /// All, in the order of reports.
-    pub const ALL: [Held; 8] = [
-        Held::InUse,
-        Held::InStacks,
-        Held::InBarns,
-        Held::InSlabs,
-        Held::Sheaves,
-        Held::Vectors,
-        Held::Waste,
-        Held::Holes,
-    ];
-
-    /// Name in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Held::InUse => "objects in use",
-            Held::InStacks => "objects on CPUs' stacks",
-            Held::InBarns => "objects in sheaves",
-            Held::InSlabs => "free objects in slabs",
-            Held::Sheaves => "memory of sheaves",
-            Held::Vectors => "vectors of owners",
-            Held::Waste => "ends of slabs",
-            Held::Holes => "of these, holes",
-        }
-    }
-}
 
 const KINDS: usize = Kind::ALL.len();
 
