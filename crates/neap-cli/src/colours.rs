@@ -41,9 +41,13 @@ impl Colours {
         self.paint(HEADING, text)
     }
 
+    pub(crate) fn warning(self, text: &str) -> String {
+        self.paint(WARNING, text)
+    }
+
     /// Returns a text that warns if `is_bad`.
     pub(crate) fn warning_if(self, is_bad: bool, text: &str) -> String {
-        if is_bad { self.paint(WARNING, text) } else { text.to_string() }
+        if is_bad { self.warning(text) } else { text.to_string() }
     }
 }
 
@@ -106,10 +110,10 @@ mod tests {
 
     #[test]
     fn colours_have_no_width_and_none_are_there_without_a_terminal() {
-        let warning = Colours::ALL.warning_if(true, "7 \u{6f22}");
+        let warning = Colours::ALL.warning("7 \u{6f22}");
         assert_eq!((warning.as_str(), width(&warning), width("")), ("\x1b[1;33m7 \u{6f22}\x1b[0m", 3, 0));
         assert_eq!(Colours::ALL.warning_if(false, "7"), "7");
-        assert_eq!(Colours::NONE.warning_if(true, "7") + &Colours::NONE.heading("8"), "78");
+        assert_eq!(Colours::NONE.warning("7") + &Colours::NONE.heading("8"), "78");
     }
 
     #[test]

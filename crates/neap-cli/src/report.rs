@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn colours_do_not_widen_a_table() {
         let table = |colours: Colours| {
-            table(&["a", "b"], &[vec!["x".into(), colours.warning_if(true, "123")], vec!["y".into(), "4".into()]])
+            table(&["a", "b"], &[vec!["x".into(), colours.warning("123")], vec!["y".into(), "4".into()]])
         };
         let coloured = table(Colours::ALL);
         assert_eq!(coloured.replace("\x1b[1;33m", "").replace("\x1b[0m", ""), table(Colours::NONE));

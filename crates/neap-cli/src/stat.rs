@@ -304,7 +304,7 @@ impl ContainerNumbers {
         }
         let passed = match passed {
             0 => String::new(),
-            passed => format!(", {}", colours.warning_if(true, &format!("which it had to pass {passed} times"))),
+            passed => format!(", {}", colours.warning(&format!("which it had to pass {passed} times"))),
         };
         // As for the alert `NeapContainerNearLimit`.
         let is_near = used > limit / 20 * 19;
@@ -324,7 +324,7 @@ impl HeapProfiles {
             (0, 0) => String::new(),
             (written, 0) => format!("Heap profiles at a limit: {written} written\n"),
             (written, failed) => {
-                let failed = colours.warning_if(true, &format!("{failed} could not be"));
+                let failed = colours.warning(&format!("{failed} could not be"));
                 format!("Heap profiles at a limit: {written} written, {failed}\n")
             }
         }

@@ -87,7 +87,7 @@ impl LiveSites {
     /// # Errors
     /// Returns an error if the process has no samples, or they cannot be read.
     pub(crate) fn begin(process: &ProcessStatus, page: &Page) -> Result<LiveSites> {
-        let session = begin(process, page, monotonic(), ProfileLimits::of(process, false))?;
+        let session = begin(process, page, monotonic(), ProfileLimits::of_user(&process.user))?;
         let symbols = Symbols::without_files(&session.unwinder);
         Ok(LiveSites { session, symbols, known: HashMap::new(), start: Instant::now(), page: page.inode() })
     }
