@@ -15,7 +15,7 @@ pub use neap_os::{Errno, memory, nodes};
 use neap_os::{rseq::OwnAreas, stack};
 pub use neap_pressure::{LimitedBy, Pressure, Room, Sample, Series, margin};
 use neap_pressure::{Sensor, Subject, System};
-use nodes::{MAX_NODES, Nodes, Whereabouts};
+use nodes::{MAX_NODES, NearestNode, Nodes, Whereabouts};
 
 /// A block or run of pages that is handed out or freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,17 +201,16 @@ pub trait Platform: Send + Sync {
         1
     }
 
-    /// Returns the node nearest to this thread, below [`Platform::nodes`]. The second value tells
-    /// whether every thread for which [`Platform::cpu`] returns `cpu` has this node permanently.
-    /// May make a system call.
-    fn node(&self, _cpu: usize) -> (usize, bool) {
-        (0, true)
+    /// Returns the node nearest to this thread. `cpu` is the result of [`Platform::cpu`]. May make
+    /// a system call.
+    fn node(&self, _cpu: usize) -> NearestNode {
+        NearestNode { node: 0, is_of_cpu: true }
     }
 
     /// Calls `each` with a CPU and its nearest node. Does so for every CPU that the system reports
     /// near a node other than node 0, and possibly for others. May make several system calls.
     fn each_home(&self, each: &mut dyn FnMut(usize, usize)) {
-        (0..self.cpus()).for_each(|cpu| each(cpu, self.node(cpu).0));
+        (0..self.cpus()).for_each(|cpu| each(cpu, self.node(cpu).node));
     }
 
     /// Distance of node `to`'s memory from node `from`.
@@ -578,15 +577,17 @@ impl Platform for Linux {
         self.nodes.count().max(self.simulated)
     }
 
-    fn node(&self, cpu: usize) -> (usize, bool) {
+    fn node(&self, cpu: usize) -> NearestNode {
         if self.simulated > 0 {
-            return (cpu % self.simulated, true);
+            return NearestNode { node: cpu % self.simulated, is_of_cpu: true };
         }
         match nodes::whereabouts() {
             // Without sequences `cpu` is derived from the thread's number, and may equal a CPU id
             // by chance.
-            Ok(Whereabouts { cpu: here, node }) => (self.nodes.nearest(node), here == cpu && self.rseq_offset.is_ok()),
-            Err(_) => (0, true),
+            Ok(Whereabouts { cpu: here, node }) => {
+                NearestNode { node: self.nodes.nearest(node), is_of_cpu: here == cpu && self.rseq_offset.is_ok() }
+            }
+            Err(_) => NearestNode { node: 0, is_of_cpu: true },
         }
     }
 

@@ -24,6 +24,15 @@ use neap_pages::Effort;
 /// Frees may make sheaves in any case while the cells of all sheaves take at most this many bytes.
 const CELL_BYTES_MIN: u64 = 1 << 20;
 
+/// Result of trimming barns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TrimmedBarn {
+    /// Objects of the dissolved sheaves.
+    pub objects: u64,
+    /// Whether sheaves are left.
+    pub has_sheaves: bool,
+}
+
 impl<P: Platform> Objects<P> {
     /// The class cache of a class on a node.
     #[inline]
@@ -173,21 +182,20 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Dissolves the sheaves of a class's barns: all of them with [`Effort::Full`], otherwise those
-    /// that no thread needed since the last call. Ends early once `stop` returns `true`. Returns
-    /// the number of their objects, and whether any sheaves are left.
-    pub fn trim_barn(&self, class: Class, effort: Effort, stop: &dyn Fn() -> bool) -> (u64, bool) {
-        (0..self.pages.nodes()).fold((0, false), |(objects, left), node| {
-            let (more, some) = self.trim_barn_on(node, class, effort, stop);
-            (objects + more, left | some)
+    /// that no thread needed since the last call. Ends early once `stop` returns `true`.
+    pub fn trim_barn(&self, class: Class, effort: Effort, stop: &dyn Fn() -> bool) -> TrimmedBarn {
+        (0..self.pages.nodes()).fold(TrimmedBarn::default(), |sum, node| {
+            let TrimmedBarn { objects, has_sheaves } = self.trim_barn_on(node, class, effort, stop);
+            TrimmedBarn { objects: sum.objects + objects, has_sheaves: sum.has_sheaves | has_sheaves }
         })
     }
 
     /// Dissolves the sheaves of a class's barn on one node: all of them with [`Effort::Full`],
     /// otherwise those that no thread needed since the last call. Ends early once `stop` returns
-    /// `true`. Returns the number of their objects, and whether any sheaves are left.
-    pub fn trim_barn_on(&self, node: usize, class: Class, effort: Effort, stop: &dyn Fn() -> bool) -> (u64, bool) {
+    /// `true`.
+    pub fn trim_barn_on(&self, node: usize, class: Class, effort: Effort, stop: &dyn Fn() -> bool) -> TrimmedBarn {
         let cache = self.cache(node, class);
-        let (unneeded, mut left) = {
+        let (unneeded, mut has_sheaves) = {
             let mut cache = cache.lock();
             let unneeded = cache.sheaf_lists().map(|list| {
                 let idle = list.working_set();
@@ -199,7 +207,7 @@ impl<P: Platform> Objects<P> {
         let mut objects = 0;
         for list in unneeded.into_iter().enumerate().flat_map(|(list, count)| (0..count).map(move |_| list)) {
             if stop() {
-                return (objects, true);
+                return TrimmedBarn { objects, has_sheaves: true };
             }
             let sheaf = cache.lock().sheaf_lists()[list].pop();
             match sheaf {
@@ -207,10 +215,10 @@ impl<P: Platform> Objects<P> {
                     objects += sheaf.length() as u64;
                     self.dissolve(class, sheaf);
                 }
-                None => left = true,
+                None => has_sheaves = true,
             }
         }
-        (objects, left)
+        TrimmedBarn { objects, has_sheaves }
     }
 }
 

@@ -10,7 +10,7 @@ extern crate self as neap_objects;
 #[cfg(test)]
 extern crate std;
 
-mod barns;
+pub mod barns;
 pub mod charged;
 pub mod class_cache;
 pub mod cpu_caches;

@@ -166,6 +166,15 @@ fn get_mempolicy(flags: usize) -> Result<(i32, u64), Errno> {
     Ok((mode, mask[0]))
 }
 
+/// The memory node nearest to a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NearestNode {
+    /// The node.
+    pub node: usize,
+    /// Whether the node is permanently that of every thread on the same CPU.
+    pub is_of_cpu: bool,
+}
+
 /// The CPU and the node on which a thread ran when it asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Whereabouts {

@@ -26,7 +26,7 @@ use crate::units::{Block, CHUNK, Exhausted};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::live::Link;
-use neap_base::platform::nodes::MAX_NODES;
+use neap_base::platform::nodes::{MAX_NODES, NearestNode};
 use neap_base::platform::{Errno, Handover};
 use neap_base::{Finding, Order, Pfn, Platform};
 use neap_os::topology::CpuSet;
@@ -171,8 +171,8 @@ impl<P: Platform> NodePages<P> {
         if let Some(node) = home.and_then(|home| home.load(Relaxed).checked_sub(1)) {
             return node.into();
         }
-        let (node, for_good) = platform.node(cpu);
-        if let Some(home) = home.filter(|_| for_good) {
+        let NearestNode { node, is_of_cpu } = platform.node(cpu);
+        if let Some(home) = home.filter(|_| is_of_cpu) {
             home.store(node as u8 + 1, Relaxed);
         }
         node

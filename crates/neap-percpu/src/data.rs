@@ -93,6 +93,15 @@ impl Charge for () {
     fn uncharge(&self, _owner: Owner, _bytes: usize) {}
 }
 
+/// An allocation that was freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenBack {
+    /// Bytes of one copy.
+    pub bytes: usize,
+    /// Word of the owner's payer; 0 if the owner has none.
+    pub payer: u64,
+}
+
 /// An allocator of per-CPU data.
 #[derive(Debug)]
 pub struct PerCpuData<C: Charge = ()> {
@@ -232,18 +241,17 @@ impl<C: Charge> PerCpuData<C> {
     /// No thread uses the allocation any more.
     pub unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
         // SAFETY: the caller promises that no thread uses the allocation any more.
-        unsafe { self.take_back(handle) }.map(|(bytes, _)| bytes)
+        unsafe { self.take_back(handle) }.map(|freed| freed.bytes)
     }
 
-    /// Frees an allocation. Returns the bytes of one copy and its payer's word. The word is 0 if
-    /// the owner has no payer.
+    /// Frees an allocation.
     ///
     /// # Errors
     /// See [`Invalid`].
     ///
     /// # Safety
     /// No thread uses the allocation any more.
-    pub unsafe fn take_back(&self, handle: Handle) -> Result<(usize, u64), Invalid> {
+    pub unsafe fn take_back(&self, handle: Handle) -> Result<TakenBack, Invalid> {
         let mut state = self.state.lock();
         let Freed { owner, granules } = state.free_later(self.base, handle)?;
         let payer = state.rows.record(owner).map_or(0, |record| record.payer);
@@ -252,7 +260,7 @@ impl<C: Charge> PerCpuData<C> {
         if owner != Owner::NONE {
             self.charge.uncharge(owner, self.bytes(granules));
         }
-        Ok((granules * GRANULE, payer))
+        Ok(TakenBack { bytes: granules * GRANULE, payer })
     }
 
     /// The address of a CPU's copy. The CPU must be below [`PerCpuData::cpus`]; it need not exist.

@@ -76,7 +76,7 @@ mod words;
 
 pub use chunk_iter::{Chunk, Dimensions, List};
 pub use counter::PerCpuCounter;
-pub use data::{Charge, PerCpuData, Refused, Wait};
+pub use data::{Charge, PerCpuData, Refused, TakenBack, Wait};
 pub use depopulate::Tick;
 pub use embedder::{Host, Standalone};
 pub use geometry::{GRANULE, LARGEST, LINE, Layout, Shape};

@@ -65,7 +65,7 @@ macro_rules! hand_on {
             self.$inner.nodes()
         }
 
-        fn node(&self, cpu: usize) -> (usize, bool) {
+        fn node(&self, cpu: usize) -> ::neap_base::platform::nodes::NearestNode {
             self.$inner.node(cpu)
         }
 

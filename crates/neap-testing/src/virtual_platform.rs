@@ -13,7 +13,7 @@ use neap_base::platform::{Platform, Room};
 #[cfg(not(miri))]
 use neap_os::memory;
 use neap_os::memory::{HugePages, Range};
-use neap_os::nodes::LOCAL;
+use neap_os::nodes::{LOCAL, NearestNode};
 use neap_os::topology::CpuSet;
 use neap_os::{Errno, fence};
 use std::sync::Mutex;
@@ -462,8 +462,8 @@ impl Platform for Virtual {
         self.nearest.iter().max().map_or(1, |last| last + 1)
     }
 
-    fn node(&self, cpu: usize) -> (usize, bool) {
-        (self.nearest.get(cpu).copied().unwrap_or(0), true)
+    fn node(&self, cpu: usize) -> NearestNode {
+        NearestNode { node: self.nearest.get(cpu).copied().unwrap_or(0), is_of_cpu: true }
     }
 
     fn distance(&self, from: usize, to: usize) -> u8 {

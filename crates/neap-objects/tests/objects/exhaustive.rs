@@ -83,7 +83,7 @@ impl World {
             }
             Step::Drain(cpu) => assert!(o.drain_cpu(cpu, |class| class == CLASS).is_some()),
             Step::TrimIdle => _ = o.trim_barn(CLASS, Effort::Sparing, &|| false),
-            Step::TrimAll => assert!(!o.trim_barn(CLASS, Effort::Full, &|| false).1),
+            Step::TrimAll => assert!(!o.trim_barn(CLASS, Effort::Full, &|| false).has_sheaves),
         }
         true
     }

@@ -13,7 +13,7 @@ use neap_base::gate::Inside;
 use neap_base::platform::Errno;
 use neap_groups::{GroupId, Kind, OnLimit, Payer};
 use neap_os::stack;
-use neap_percpu::{Handle, Host, Invalid, Owner, PerCpuData, Refused, Statistics, Wait};
+use neap_percpu::{Handle, Host, Invalid, Owner, PerCpuData, Refused, Statistics, TakenBack, Wait};
 
 /// Per-CPU data of a manager: the host of typed values, for [`percpu`](crate::percpu).
 #[derive(Debug)]
@@ -226,7 +226,7 @@ impl<P: Platform> Host for Source<'_, P> {
 
     unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
         // SAFETY: no thread uses the allocation any more (the caller's promise).
-        let answer = self.inside(|_| unsafe { self.data.take_back(handle) }).map(|(bytes, payer)| {
+        let answer = self.inside(|_| unsafe { self.data.take_back(handle) }).map(|TakenBack { bytes, payer }| {
             self.uncharge(payer, self.data.price(bytes));
             bytes
         });

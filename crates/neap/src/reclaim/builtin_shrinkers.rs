@@ -167,7 +167,7 @@ impl<P: Platform> Core<P> {
             let (sheaf, taken) = (u64::from(class.sheaf_capacity()), Cell::new(0));
             // `trim_barn_on` calls this before each sheaf.
             let enough = || taken.replace(taken.get() + sheaf) >= part || stop();
-            done += self.objects.trim_barn_on(node, class, Effort::Full, &enough).0;
+            done += self.objects.trim_barn_on(node, class, Effort::Full, &enough).objects;
         }
         for cpu in self.cpus_near(node) {
             if done < wanted && !stop() && self.in_stacks(cpu) > 0 {

@@ -175,7 +175,7 @@ impl<P: Platform> Core<P> {
         while let Some(node) = left.barns.clone().next() {
             for class in Class::all() {
                 let here = platform.cpu();
-                let (objects, _) = self.objects.trim_barn_on(node, class, Effort::Full, stop);
+                let objects = self.objects.trim_barn_on(node, class, Effort::Full, stop).objects;
                 emptied(left, drained, here, objects);
             }
             if stop() {

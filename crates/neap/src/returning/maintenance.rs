@@ -179,7 +179,7 @@ impl<P: Platform> Core<P> {
             let sheaf = u64::from(class.sheaf_capacity()) * class.size() as u64;
             // Called before each sheaf.
             let stop = || stop() || room.replace(room.get().saturating_sub(sheaf)) == 0;
-            tick.left |= self.objects.trim_barn(class, Effort::Sparing, &stop).1;
+            tick.left |= self.objects.trim_barn(class, Effort::Sparing, &stop).has_sheaves;
         }
         let platform = &self.objects.platform;
         // Releasing pages interrupts every CPU that runs the process. So a tick releases none while
