@@ -13,8 +13,8 @@
 //!    `every_option_can_be_set`.
 //! 2. Add the row to `docs/guide/options.md`, which `neap-cli/tests/options.rs` compares with the
 //!    table.
-//! 3. If a running process may change the option, add a [`Setting`] at the end of the enum and of
-//!    [`Setting::ALL`], since `neap set` sends its number. Name it in the row.
+//! 3. If a running process may change the option, add a [`Setting`] at the end of the enum,
+//!    since `neap set` sends its number. Name it in the row.
 
 use neap_os::fatal::{say, stop};
 use table::LONGEST_KEY;

@@ -1,37 +1,32 @@
 //! Plain types of options.
 
 use core::ffi::CStr;
+use neap_base::listed_enum;
 
-/// When neap has a thread that releases memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Background {
-    /// Once the program has made a thread, or requests work that only a thread can do.
-    Threaded,
-    /// From the start.
-    Always,
-    /// Never.
-    Never,
+listed_enum! {
+    /// When neap has a thread that releases memory.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Background {
+        /// Once the program has made a thread, or requests work that only a thread can do.
+        Threaded,
+        /// From the start.
+        Always,
+        /// Never.
+        Never,
+    }
 }
 
-impl Background {
-    /// All of them, in the order of their numbers.
-    pub(super) const ALL: [Background; 3] = [Background::Threaded, Background::Always, Background::Never];
-}
-
-/// The groups that an unmodified program's threads are in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ThreadGroups {
-    /// None.
-    Off,
-    /// All threads with the same name are in one group.
-    ByName,
-    /// Each thread is in a group of its own.
-    ByThread,
-}
-
-impl ThreadGroups {
-    /// All of them, in the order of their numbers.
-    pub(super) const ALL: [ThreadGroups; 3] = [ThreadGroups::Off, ThreadGroups::ByName, ThreadGroups::ByThread];
+listed_enum! {
+    /// The groups that an unmodified program's threads are in.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ThreadGroups {
+        /// None.
+        Off,
+        /// All threads with the same name are in one group.
+        ByName,
+        /// Each thread is in a group of its own.
+        ByThread,
+    }
 }
 
 /// The most bytes of a [`Path`].
@@ -62,41 +57,29 @@ impl Path {
 /// The number of a [`Setting`] whose value neap chooses at run time.
 pub const AUTO: u64 = u64::MAX;
 
-/// An option that may change while the process runs, with its value as a number. `neap set` sends
-/// the number of the setting, so these numbers must not change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Setting {
-    /// Bytes; 0 for no limit; [`AUTO`] to follow the container. 2^63 plus a percentage follows the
-    /// container, too, and bounds the use by that part of the container's limit.
-    Limit,
-    /// Milliseconds.
-    Interval,
-    /// Pages; [`AUTO`]: tuned at run time.
-    PageListHigh,
-    /// 1: on; 0: off.
-    Refuse,
-    /// Doublings.
-    PageBatchScale,
-    /// Bytes between two samples; 0: none.
-    Profile,
-    /// Bytes, or 2^63 plus a percentage of the limit; 0 for no bound.
-    High,
-    /// Bytes, or 2^63 plus a percentage of the limit. With [`AUTO`], neap chooses a margin below
-    /// the container's limit.
-    Reserve,
-}
-
-impl Setting {
-    /// All settings, in the order of their numbers.
-    pub const ALL: [Setting; 8] = [
-        Setting::Limit,
-        Setting::Interval,
-        Setting::PageListHigh,
-        Setting::Refuse,
-        Setting::PageBatchScale,
-        Setting::Profile,
-        Setting::High,
-        Setting::Reserve,
-    ];
+listed_enum! {
+    /// An option that may change while the process runs, with its value as a number. `neap set` sends
+    /// the number of the setting, so these numbers must not change.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[repr(u32)]
+    pub enum Setting {
+        /// Bytes; 0 for no limit; [`AUTO`] to follow the container. 2^63 plus a percentage follows the
+        /// container, too, and bounds the use by that part of the container's limit.
+        Limit,
+        /// Milliseconds.
+        Interval,
+        /// Pages; [`AUTO`]: tuned at run time.
+        PageListHigh,
+        /// 1: on; 0: off.
+        Refuse,
+        /// Doublings.
+        PageBatchScale,
+        /// Bytes between two samples; 0: none.
+        Profile,
+        /// Bytes, or 2^63 plus a percentage of the limit; 0 for no bound.
+        High,
+        /// Bytes, or 2^63 plus a percentage of the limit. With [`AUTO`], neap chooses a margin below
+        /// the container's limit.
+        Reserve,
+    }
 }
