@@ -5,6 +5,7 @@
 //! and charged bytes of freed objects in caches, which count as used.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use anyhow::{Result, ensure};
 use neap::groups::{Bound, Event, Kind};
@@ -153,12 +154,11 @@ fn read_kinds(
     for entry in entries.values_mut().filter(|entry| entry.counts != 0) {
         let (address, class) = (entry.counts & ((1 << bits) - 1), entry.counts >> bits);
         ensure!(class < MOST_CLASSES as u64, "class {class} of per-CPU data");
-        if !offsets.contains_key(&class) {
-            let address = table.saturating_add(class * cpus as u64 * 8);
-            offsets.insert(class, memory.words(address, cpus)?);
-        }
-        let copies = offsets.get(&class).into_iter().flatten();
-        let copies = copies.map(|offset| (address.wrapping_add(*offset), length)).collect();
+        let offsets = match offsets.entry(class) {
+            Entry::Vacant(vacant) => vacant.insert(memory.words(table.saturating_add(class * cpus as u64 * 8), cpus)?),
+            Entry::Occupied(known) => known.into_mut(),
+        };
+        let copies = offsets.iter().map(|offset| (address.wrapping_add(*offset), length)).collect();
         let mut sums = [0_i64; Kind::ALL.len()];
         for (at, word) in words_of(&memory.read(copies)?).into_iter().enumerate() {
             let sum = &mut sums[at % Kind::ALL.len()];

@@ -58,13 +58,13 @@ impl Path {
 pub const AUTO: u64 = u64::MAX;
 
 listed_enum! {
-    /// An option that may change while the process runs, with its value as a number. `neap set` sends
-    /// the number of the setting, so these numbers must not change.
+    /// An option that may change while the process runs, with its value as a number. `neap set`
+    /// sends the number of the setting, so these numbers must not change.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     #[repr(u32)]
     pub enum Setting {
-        /// Bytes; 0 for no limit; [`AUTO`] to follow the container. 2^63 plus a percentage follows the
-        /// container, too, and bounds the use by that part of the container's limit.
+        /// Bytes; 0 for no limit; [`AUTO`] to follow the container. 2^63 plus a percentage follows
+        /// the container, too, and bounds the use by that part of the container's limit.
         Limit,
         /// Milliseconds.
         Interval,
@@ -78,8 +78,8 @@ listed_enum! {
         Profile,
         /// Bytes, or 2^63 plus a percentage of the limit; 0 for no bound.
         High,
-        /// Bytes, or 2^63 plus a percentage of the limit. With [`AUTO`], neap chooses a margin below
-        /// the container's limit.
+        /// Bytes, or 2^63 plus a percentage of the limit. With [`AUTO`], neap chooses a margin
+        /// below the container's limit.
         Reserve,
     }
 }
