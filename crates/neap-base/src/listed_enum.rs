@@ -1,4 +1,4 @@
-//! Enums whose variants are listed once: [`listed_enum!`](crate::listed_enum).
+//! Enums whose variants are listed once: [`listed_enum!`](crate::listed_enum!).
 
 /// Declares an enum without fields, and the constant `ALL` of its variants in the order of their
 /// numbers.
