@@ -68,7 +68,7 @@ pub struct Config {
 
 /// A kind of mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum MappingKind {
     /// Memory that is handed out.
     Arena,
     /// Frames, and maps of pages.
@@ -280,23 +280,23 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Calls `each` with kind, start and length of every mapping.
-    pub fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
+    pub fn each_mapping(&self, each: &mut dyn FnMut(MappingKind, usize, usize)) {
         self.pages.each_mapping(&mut |part, start, length| {
             let part = match part {
-                neap_pages::Part::Arena => Part::Arena,
-                neap_pages::Part::OwnTables => Part::PageTables,
-                neap_pages::Part::Lists => Part::Lists,
-                neap_pages::Part::Table(KINDS | DESCRIPTORS) => Part::SlabTables,
-                neap_pages::Part::Table(_) => Part::States,
+                neap_pages::MappingKind::Arena => MappingKind::Arena,
+                neap_pages::MappingKind::OwnTables => MappingKind::PageTables,
+                neap_pages::MappingKind::Lists => MappingKind::Lists,
+                neap_pages::MappingKind::Table(KINDS | DESCRIPTORS) => MappingKind::SlabTables,
+                neap_pages::MappingKind::Table(_) => MappingKind::States,
             };
             each(part, start, length);
         });
         let (caches, length) = Others::mapping(self.others, &self.platform, self.pages.nodes() - 1);
         if length > 0 {
-            each(Part::Lists, caches, length);
+            each(MappingKind::Lists, caches, length);
         }
         let (stacks, length) = self.cpu_caches.mapping();
-        each(Part::Stacks, stacks, length);
+        each(MappingKind::Stacks, stacks, length);
     }
 
     /// Size of the memory of all sheaves, in bytes.

@@ -19,7 +19,7 @@ use crate::frames;
 use crate::huge_runs::HugeRuns;
 use crate::shape::{MARKED, Shape};
 use crate::tables::{
-    ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, OWN_TABLES, Part, Table, layout, place_whole, whole_bytes,
+    ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, MappingKind, OWN_TABLES, Table, layout, place_whole, whole_bytes,
 };
 use crate::units::{CHUNK, HUGE, UNLIMITED};
 use core::ops::{Deref, Range};
@@ -422,7 +422,7 @@ impl Arena {
     }
 
     /// Calls `each` with kind, start and length of every mapping.
-    pub(crate) fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
+    pub(crate) fn each_mapping(&self, each: &mut dyn FnMut(MappingKind, usize, usize)) {
         // `each` runs without the mutex, since it may take long.
         let (mut tables, mut pieces, mut count) = ([0; ALL_TABLES], [(0, 0); HOLES_MAX + 1], 0);
         let (holes, hole_count);
@@ -437,11 +437,11 @@ impl Arena {
                 start = to;
             }
         }
-        pieces[..count].iter().for_each(|&(start, length)| each(Part::Arena, self.base + start, length));
-        each(Part::OwnTables, self.whole.0, self.whole.1);
+        pieces[..count].iter().for_each(|&(start, length)| each(MappingKind::Arena, self.base + start, length));
+        each(MappingKind::OwnTables, self.whole.0, self.whole.1);
         let others = self.tables.iter().zip(tables).enumerate().filter(|(_, (table, _))| !table.whole);
         for (index, (table, mapped)) in others {
-            let part = index.checked_sub(OWN_TABLES).map_or(Part::OwnTables, Part::Table);
+            let part = index.checked_sub(OWN_TABLES).map_or(MappingKind::OwnTables, MappingKind::Table);
             let holes = &holes[..hole_count];
             pieces_of(table, holes, mapped, self.page_shift, self.scarce, |start, length| each(part, start, length));
         }

@@ -5,7 +5,7 @@
 //! to be zero. So the tests compare for equality.
 
 use crate::buddy::{Buddy, Memory, take_out};
-use crate::detach::DetachedChunks;
+use crate::isolate::DetachedChunks;
 use crate::units::CHUNK;
 use neap_base::{Order, Pfn};
 use proptest::prelude::*;

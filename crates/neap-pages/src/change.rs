@@ -18,7 +18,7 @@ use crate::node_pages::NodePages;
 use crate::page_lists::Why;
 use crate::pages::Pages;
 use crate::policy::Limits;
-use crate::release::Report;
+use crate::purge::Report;
 use crate::settings::Settings;
 use crate::units::UNLIMITED;
 use core::sync::atomic::Ordering::Relaxed;

@@ -13,11 +13,11 @@
 //! free blocks.
 
 use crate::buddy::{Memory, take_out};
-use crate::give_back::TURN_POLLS_MAX;
 use crate::node_pages::NodePages;
 use crate::pages::Pages;
 use crate::policy::Policy;
-use crate::release::{Effort, ReleasePass, Report};
+use crate::purge::{Effort, ReleasePass, Report};
+use crate::trim::TURN_POLLS_MAX;
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Handover;

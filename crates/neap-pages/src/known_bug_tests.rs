@@ -5,9 +5,9 @@
 //! the cache they serve (B4), barns of nodes (B5 in part), objects in sheaves (B2 in part), strides
 //! (B7).
 
-use crate::give_back::{Drain, DrainSum};
 use crate::machine::{Held, Opened, give, shape, take_block, take_run};
 use crate::page_lists::Why;
+use crate::trim::{Drain, DrainSum};
 use crate::units::Exhausted;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap_base::{Order, Pfn};

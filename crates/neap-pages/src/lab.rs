@@ -9,12 +9,12 @@
 //! lock is held, and learns how often it was taken and how many pages moved under it. Compiled with
 //! the feature `lab` only.
 
+use crate::block_batch::Chain;
 use crate::buddy::{Buddy, Memory, take_out};
-use crate::chains::Chain;
 use crate::page_lists::{Missing, Why};
 use crate::pages::Pages;
 use crate::policy::{Limits, Policy};
-use crate::release::Report;
+use crate::purge::Report;
 use crate::shape::Shape;
 use crate::units::{Block, Exhausted, LISTED_ORDERS};
 use crate::zone::Wanted;

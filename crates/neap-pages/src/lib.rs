@@ -31,16 +31,16 @@ extern crate self as neap_pages;
 extern crate std;
 
 mod arena;
+mod block_batch;
 mod buddy;
 #[cfg(test)]
 mod buddy_tests;
-mod chains;
 mod change;
-mod detach;
 mod frames;
-mod give_back;
 mod holes;
 mod huge_runs;
+mod init;
+mod isolate;
 #[cfg(test)]
 mod known_bug_tests;
 #[cfg(feature = "lab")]
@@ -52,11 +52,11 @@ mod machine;
 #[cfg(feature = "lab")]
 mod meter;
 mod node_pages;
-mod open;
 mod page_lists;
 mod pages;
 #[cfg(feature = "lab")]
 pub mod policy;
+mod trim;
 // Without the feature `lab`, some parts of `policy` (below) are unused.
 mod page_snapshot;
 #[cfg(not(feature = "lab"))]
@@ -64,30 +64,30 @@ mod page_snapshot;
 #[cfg_attr(not(test), allow(dead_code))]
 mod policy;
 mod populate;
-mod release;
+mod purge;
 mod run_cache;
 mod runs;
 mod settings;
 mod shape;
-mod shortage;
 mod statistics;
 mod tables;
 mod units;
 mod verify;
+mod watermark;
 mod zone;
 
 pub use arena::MOST_ALIGNMENT;
 pub use frames::{Frame, Frames, State};
-pub use give_back::{Drain, DrainSum};
 pub use holes::MOST_PAGES;
 pub use live::ZoneCell;
 pub use node_pages::NodePages;
 pub use page_snapshot::{PIECE, Use};
 pub use pages::Pages;
-pub use release::{Effort, Report};
+pub use purge::{Effort, Report};
 pub use settings::Settings;
 pub use shape::{BATCH_SCALE, MARKED, MOST_BATCH_SCALE, Shape, SideTable, TABLES};
-pub use shortage::Shortage;
 pub use statistics::{Statistics, Watermarks};
-pub use tables::Part;
+pub use tables::MappingKind;
+pub use trim::{Drain, DrainSum};
 pub use units::{Block, Exhausted};
+pub use watermark::Shortage;

@@ -14,14 +14,14 @@
 //! This module has no lock.
 
 use crate::frames::Frames;
-use crate::give_back::{Drain, DrainSum};
 use crate::live::ZoneCell;
 use crate::page_snapshot::PIECE;
 use crate::pages::Pages;
-use crate::release::Report;
+use crate::purge::Report;
 use crate::shape::Shape;
 use crate::statistics::Statistics;
-use crate::tables::Part;
+use crate::tables::MappingKind;
+use crate::trim::{Drain, DrainSum};
 use crate::units::{Block, CHUNK, Exhausted};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -507,10 +507,10 @@ impl<P: Platform> NodePages<P> {
     }
 
     /// Calls `each` with kind, start and length of every mapping.
-    pub fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
+    pub fn each_mapping(&self, each: &mut dyn FnMut(MappingKind, usize, usize)) {
         self.all().for_each(|pages| pages.each_mapping(each));
         if self.own.1 > 0 {
-            each(Part::Lists, self.own.0, self.own.1);
+            each(MappingKind::Lists, self.own.0, self.own.1);
         }
     }
 

@@ -19,11 +19,11 @@
 //! lists and does not wait. The holder only links and unlinks; it gives chains to the zone after
 //! unlocking.
 
+use crate::block_batch::{Chain, TOUCHED};
 use crate::buddy::Ends;
-use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
 use crate::policy::{self, Limits, Policy, SharedLimits, ZoneState};
-use crate::run_cache::{Run, RunCache, Runs};
+use crate::run_cache::{CachedRun, RunCache, Runs};
 use crate::units::{Block, LISTED_ORDERS};
 use crate::zone::Zone;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -468,7 +468,7 @@ impl<T: Policy> PageLists<T> {
 
     /// Caches a run in the state [`State::Cached`] on this CPU. Returns the runs that it displaces,
     /// which count as travelling.
-    pub(crate) fn put_run(&self, zone: &Zone, cpu: usize, run: Run) -> Result<Runs, Busy> {
+    pub(crate) fn put_run(&self, zone: &Zone, cpu: usize, run: CachedRun) -> Result<Runs, Busy> {
         let mut list = self.own(cpu)?;
         let out = list.runs.put(run);
         if out.pages() > 0 {
@@ -548,7 +548,7 @@ impl<T: Policy> PageLists<T> {
 
     /// Verifies the frames of a CPU's cached runs. Returns the runs' pages.
     fn verify_runs(&self, frames: &Frames, cache: &RunCache) -> Result<u32, Finding> {
-        for Run { pfn, pages } in cache.iter() {
+        for CachedRun { pfn, pages } in cache.iter() {
             let frame = frames.frame(pfn);
             Finding::unless_equal("state of a cached run", pfn, State::Cached as u64, frame.state() as u64)?;
             Finding::unless_equal("pages of a cached run", pfn, pages.into(), frame.owner().into())?;

@@ -4,8 +4,8 @@
 //!
 //! Calls for blocks of order 0 to 3 use the list of the CPU. If another thread holds the list, they
 //! use the zone, as calls for larger blocks do. A refill holds no list while it takes a batch from
-//! the zone. Afterwards it reads its CPU again. `open.rs` opens and closes the pages,
-//! `give_back.rs` releases them.
+//! the zone. Afterwards it reads its CPU again. `init.rs` opens and closes the pages,
+//! `trim.rs` releases them.
 //!
 //! # Locking
 //!
@@ -13,14 +13,14 @@
 //! mutex or the release turn.
 
 use crate::arena::{MappedBytes, Shared};
+use crate::block_batch::{Chain, TOUCHED};
 use crate::buddy::{Buddy, Memory, take_out};
-use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
-use crate::open::Own;
+use crate::init::Own;
 use crate::page_lists::{Missing, PageLists};
 use crate::policy::{Adaptive, Policy};
-use crate::release::Release;
-use crate::run_cache::{LONGEST, Run, Runs};
+use crate::purge::Release;
+use crate::run_cache::{CachedRun, LONGEST, Runs};
 use crate::shape::MARKED;
 use crate::statistics::{Needs, Statistics};
 use crate::tables::OWN_TABLES;
@@ -327,7 +327,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         if frame.owner() != pages || !frame.cache_run() {
             return false;
         }
-        match self.lists.put_run(&self.zone, platform.cpu(), Run { pfn, pages }) {
+        match self.lists.put_run(&self.zone, platform.cpu(), CachedRun { pfn, pages }) {
             Ok(out) if out.pages() > 0 => {
                 self.free_cached(&out);
                 self.zone.arrive(out.pages());
@@ -344,7 +344,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Gives runs from a CPU's cache to the zone.
     #[cold]
     pub(crate) fn free_cached(&self, runs: &Runs) {
-        for Run { pfn, pages } in runs.iter() {
+        for CachedRun { pfn, pages } in runs.iter() {
             self.frames().frame(pfn).set_state(State::Run);
             self.zone.lock().buddy.free_run(pfn, pages, Memory::All);
         }

@@ -26,7 +26,7 @@ pub(crate) const LONGEST: u32 = 256;
 
 /// A run: its first page and its length in pages. No run has 0 pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct CachedRun {
     pub(crate) pfn: Pfn,
     pub(crate) pages: u32,
 }
@@ -34,14 +34,14 @@ pub(crate) struct Run {
 /// A few runs: the first `count` entries of `runs`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Runs {
-    runs: [Run; MOST_RUNS],
+    runs: [CachedRun; MOST_RUNS],
     count: usize,
 }
 
 impl Runs {
-    pub(crate) const NONE: Runs = Runs { runs: [Run { pfn: Pfn::NONE, pages: 0 }; MOST_RUNS], count: 0 };
+    pub(crate) const NONE: Runs = Runs { runs: [CachedRun { pfn: Pfn::NONE, pages: 0 }; MOST_RUNS], count: 0 };
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Run> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = CachedRun> + '_ {
         self.runs[..self.count].iter().copied()
     }
 
@@ -69,7 +69,7 @@ impl RunCache {
         self.pages
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Run> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = CachedRun> + '_ {
         self.runs.iter()
     }
 
@@ -82,7 +82,7 @@ impl RunCache {
     #[inline]
     pub(crate) fn take(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         let Runs { runs, count } = &mut self.runs;
-        let fits = |run: &Run| run.pages == pages && run.pfn.0 & (align - 1) == 0;
+        let fits = |run: &CachedRun| run.pages == pages && run.pfn.0 & (align - 1) == 0;
         let found = runs[..*count].iter().rposition(fits)?;
         let pfn = runs[found].pfn;
         runs[found..*count].rotate_left(1);
@@ -95,7 +95,7 @@ impl RunCache {
 
     /// Caches a run of at most [`LONGEST`] pages. Returns the runs that it displaces.
     #[inline]
-    pub(crate) fn put(&mut self, run: Run) -> Runs {
+    pub(crate) fn put(&mut self, run: CachedRun) -> Runs {
         debug_assert!(run.pages > 0 && run.pages <= LONGEST);
         let full = self.runs.count == MOST_RUNS || self.pages + run.pages > MOST_PAGES;
         let out = if full { self.make_room(run.pages) } else { Runs::NONE };
@@ -139,8 +139,8 @@ impl RunCache {
 mod tests {
     use super::*;
 
-    fn run(pfn: u32, pages: u32) -> Run {
-        Run { pfn: Pfn(pfn), pages }
+    fn run(pfn: u32, pages: u32) -> CachedRun {
+        CachedRun { pfn: Pfn(pfn), pages }
     }
 
     #[test]

@@ -28,7 +28,7 @@ use neap_base::platform::memory::HugePages;
 
 /// A kind of mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum MappingKind {
     /// Memory that is handed out.
     Arena,
     /// Frames, and maps of pages and chunks.

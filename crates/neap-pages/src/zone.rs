@@ -13,8 +13,8 @@
 //! unlocks it, the thread stores the counters for other processes.
 
 use crate::arena::{Arena, Grown};
+use crate::block_batch::Chain;
 use crate::buddy::Buddy;
-use crate::chains::Chain;
 use crate::live::{ZoneCell, ZoneCounts};
 use crate::populate::Population;
 use crate::units::{Block, Exhausted, LISTED_ORDERS, UNLIMITED};

@@ -26,7 +26,7 @@ struct Ends {
 
 /// All lists of an instance.
 #[derive(Debug)]
-pub(crate) struct Lists {
+pub(crate) struct ChunkBuckets {
     ends: [Ends; LISTS],
     /// A bit per list, set if the list is not empty.
     filled: u64,
@@ -34,9 +34,9 @@ pub(crate) struct Lists {
     last_slot: usize,
 }
 
-impl Lists {
-    pub(crate) fn new(unit: usize) -> Lists {
-        Lists { ends: [Ends { head: NONE, tail: NONE }; LISTS], filled: 0, last_slot: slot(unit) }
+impl ChunkBuckets {
+    pub(crate) fn new(unit: usize) -> ChunkBuckets {
+        ChunkBuckets { ends: [Ends { head: NONE, tail: NONE }; LISTS], filled: 0, last_slot: slot(unit) }
     }
 
     /// The list of chunks that were depopulated. Searches try it after all slots, so that

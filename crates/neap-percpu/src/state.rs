@@ -7,7 +7,7 @@
 //! worker has emptied it or made it available again.
 
 use crate::chunk::{Chunks, Header, NONE, NewPages};
-use crate::chunk_buckets::{Lists, slot};
+use crate::chunk_buckets::{ChunkBuckets, slot};
 use crate::geometry::{CLASSES, GRANULE, Geometry, LINE, is_multiple};
 use crate::handle::{Handle, Invalid};
 use crate::rows::{ListEnd, Owner, Row, Rows};
@@ -20,7 +20,7 @@ const TRIED_ROWS_MAX: usize = 8;
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) chunks: Chunks,
-    pub(crate) lists: Lists,
+    pub(crate) lists: ChunkBuckets,
     pub(crate) rows: Rows,
     /// Number of populated pages. The next three fields count empty pages in chunks that are not
     /// isolated (the reserve), empty pages in isolated chunks, and grains in rows.
@@ -106,7 +106,7 @@ impl State {
     pub(crate) fn new(chunks: Chunks, rows: Rows) -> State {
         let geometry = &chunks.geometry;
         State {
-            lists: Lists::new(geometry.grains * geometry.grain),
+            lists: ChunkBuckets::new(geometry.grains * geometry.grain),
             chunks,
             rows,
             populated: 0,

@@ -45,7 +45,7 @@ use crate::state::guard::Guard;
 use crate::state::in_call::{InCall, Returned};
 use crate::state::maintenance::Maintenance;
 use crate::state::of_process::OfProcess;
-use crate::state::per_cpu::Place;
+use crate::state::per_cpu::PerCpuOnce;
 use crate::state::profile::Profile;
 use crate::state::reclaim::Reclaim;
 use core::cell::UnsafeCell;
@@ -61,7 +61,7 @@ use neap_objects::size_class::{Class, GRAIN, LARGEST};
 use neap_os::futex::{self, Sharing};
 use neap_os::memory::untagged;
 use neap_os::thread_state::entered;
-use neap_reclaim::lru::Lists;
+use neap_reclaim::lru::LruRegistry;
 
 /// Whether every allocation of this size or alignment is refused. As in the C library, the
 /// difference of two pointers into one allocation must fit into an `isize`.
@@ -161,8 +161,8 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) checked: GatedMutex<Checked>,
     pub(crate) guard: Guard,
     pub(crate) objects: Objects<P>,
-    pub(crate) per_cpu: Place,
-    pub(crate) lists: Lists,
+    pub(crate) per_cpu: PerCpuOnce,
+    pub(crate) lists: LruRegistry,
     pub(crate) groups: Once<Groups>,
     pub(crate) reclaim: Once<Reclaim>,
 }
@@ -619,7 +619,7 @@ impl<P: Platform> Core<P> {
         // SAFETY: `core` is a local variable, and the pointers lead to its fields.
         unsafe {
             (&raw mut (*place).objects).cast::<MaybeUninit<Objects<P>>>().write(Objects::unopened());
-            (&raw mut (*place).per_cpu).write(Place::new());
+            (&raw mut (*place).per_cpu).write(PerCpuOnce::new());
             (&raw mut (*place).groups).write(Once::new());
             (&raw mut (*place).reclaim).write(Once::new());
         }
@@ -662,7 +662,7 @@ impl<P: Platform> Core<P> {
                 guard: Guard::new(),
                 page: StatPage::new(),
                 flushing: GatedMutex::new(0),
-                lists: Lists::new(),
+                lists: LruRegistry::new(),
             } keeping objects, per_cpu, groups, reclaim);
         }
         Ok(())

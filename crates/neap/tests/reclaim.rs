@@ -359,7 +359,7 @@ fn s10_a_callback_that_charges_or_asks_begins_no_second_reclaim() {
                 // More than the reserve of an eighth.
                 counts.fetch_add(u64::from(group.charge(2 * OBJECT).is_err()), Relaxed);
                 let got = reclaim::reclaim(group, OBJECT, Duration::from_secs(10));
-                asks.fetch_add(u64::from(got == reclaim::Got::default()), Relaxed);
+                asks.fetch_add(u64::from(got == reclaim::PassResult::default()), Relaxed);
                 assert_eq!(reclaim::synchronize(), Err(ShrinkerError::InCallback));
                 let mut memory = Vec::with_capacity(1 << 20);
                 memory.push(0_u8);

@@ -291,7 +291,7 @@ impl Storm {
                 drop(taken);
             }
             Kind::CallsBack => {
-                assert_eq!(reclaim::reclaim(group, OBJECT, Duration::from_secs(1)), reclaim::Got::default());
+                assert_eq!(reclaim::reclaim(group, OBJECT, Duration::from_secs(1)), reclaim::PassResult::default());
                 assert_eq!(reclaim::synchronize(), Err(ShrinkerError::InCallback));
                 reclaim::each_shrinker(|_| ());
                 drop(Shrinker::named("short").group(group).register(|| 1, |_| 0));

@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use neap_base::{Linux, Platform};
 use neap_objects::cpu_caches::CacheMode;
 use neap_objects::fast_path::FreeOutcome;
-use neap_objects::objects::{Config, Part};
+use neap_objects::objects::{Config, MappingKind};
 use neap_objects::region::StackId;
 use neap_objects::size_class::Class;
 use neap_testing::shared::Shared;
@@ -257,7 +257,7 @@ fn state_memory_is_as_much_as_a_class_needs_and_goes_back() {
         let states = || {
             let mut bytes = 0;
             o.each_mapping(&mut |part, start, length| {
-                bytes += if part == Part::States { resident(start, length) } else { 0 };
+                bytes += if part == MappingKind::States { resident(start, length) } else { 0 };
             });
             bytes
         };

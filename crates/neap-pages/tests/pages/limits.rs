@@ -5,7 +5,7 @@
 
 use crate::machine::{Held, Opened, give, take_block, take_run};
 use neap_base::{Linux, Platform};
-use neap_pages::{Part, Shape};
+use neap_pages::{MappingKind, Shape};
 use std::process::Command;
 
 const VARIABLE: &str = "NEAP_LIMITED";
@@ -19,7 +19,7 @@ fn under_a_limit() {
     assert!(platform.address_space_is_scarce());
     let o = Opened::new(&platform, &Shape { span: 1 << 44, ..crate::machine::shape(None) }).unwrap();
     let mut tables = 0;
-    o.pages.each_mapping(&mut |part, _, length| tables += if part == Part::OwnTables { length } else { 0 });
+    o.pages.each_mapping(&mut |part, _, length| tables += if part == MappingKind::OwnTables { length } else { 0 });
     assert!(tables < 1 << 20, "{tables} bytes of address space for the arena's own tables");
     let mut held: Vec<Held> = Vec::new();
     while let Ok(run) = take_run(&o, 900, 1, held.len() as u64) {

@@ -4,7 +4,7 @@
 use crate::machine::{Held, Opened, PAGE_SIZES, give, resident, shape, take_block, take_run};
 use neap_base::platform::memory;
 use neap_base::{Order, Pfn, Platform};
-use neap_pages::{Drain, DrainSum, Exhausted, Part, Shape};
+use neap_pages::{Drain, DrainSum, Exhausted, MappingKind, Shape};
 use neap_testing::random::{Random, seed};
 use neap_testing::virtual_platform::{Call, Virtual};
 
@@ -161,7 +161,9 @@ fn the_arena_grows_around_what_is_behind_a_table() {
             let machine = Virtual::new(size, 2);
             let machine = if scarce { machine.with_scarce_address_space() } else { machine };
             let o = Opened::new(&machine, &shape(None)).unwrap();
-            let ends = mappings(&o).into_iter().filter(|(part, ..)| matches!(part, Part::Table(_) | Part::OwnTables));
+            let ends = mappings(&o)
+                .into_iter()
+                .filter(|(part, ..)| matches!(part, MappingKind::Table(_) | MappingKind::OwnTables));
             let Some((_, start, length)) = ends.into_iter().nth(table) else { break };
             // The address space reserved for the tables by the chunk does not grow, so there may be
             // no room behind it.
@@ -199,7 +201,7 @@ fn the_arena_grows_around_what_is_behind_a_table() {
     }
 }
 
-fn mappings(o: &Opened<'_, Virtual>) -> Vec<(Part, usize, usize)> {
+fn mappings(o: &Opened<'_, Virtual>) -> Vec<(MappingKind, usize, usize)> {
     let mut all = Vec::new();
     o.pages.each_mapping(&mut |part, start, length| all.push((part, start, length)));
     all
@@ -209,7 +211,7 @@ fn mappings(o: &Opened<'_, Virtual>) -> Vec<(Part, usize, usize)> {
 fn tables_by_the_chunk_have_memory_where_something_is_said() {
     let machine = Virtual::new(4096, 2);
     let o = Opened::new(&machine, &shape(None)).unwrap();
-    let (.., start, length) = mappings(&o).into_iter().find(|mapping| mapping.0 == Part::OwnTables).unwrap();
+    let (.., start, length) = mappings(&o).into_iter().find(|mapping| mapping.0 == MappingKind::OwnTables).unwrap();
     let block = o.pages.allocate_block(&machine, Order(0)).unwrap();
     assert_eq!(resident(start, length), 2 * 4096, "whose chunks are, and which are free; none of those has memory");
     o.pages.free_block(&machine, block.pfn, Order(0));

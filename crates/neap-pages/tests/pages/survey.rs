@@ -6,7 +6,7 @@
 use crate::machine::shape;
 use neap_base::platform::Platform;
 use neap_base::{Order, Pfn};
-use neap_pages::{NodePages, PIECE, Part, Use};
+use neap_pages::{MappingKind, NodePages, PIECE, Use};
 use neap_testing::random::{Random, seed};
 use neap_testing::virtual_platform::Virtual;
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ fn all_that_is_mapped_is_told() {
         pages.each_mapping(&mut |part, start, length| {
             assert!(start.is_multiple_of(machine.page_size()));
             sum += length;
-            arena += if part == Part::Arena { length } else { 0 };
+            arena += if part == MappingKind::Arena { length } else { 0 };
         });
         assert_eq!((sum, arena), (machine.mapped_bytes(), pages.statistics().mapped_bytes));
         pages.free_run(&machine, run.pfn, 40_000);

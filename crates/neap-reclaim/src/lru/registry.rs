@@ -33,7 +33,7 @@ const TICKS_MAX: usize = 4;
 
 /// Shared state of all lists of a tree of groups.
 #[derive(Debug)]
-pub struct Lists {
+pub struct LruRegistry {
     pub(super) registry: Mutex<Registry>,
     grace: Mutex<Grace>,
 }
@@ -73,7 +73,7 @@ pub struct Site<'a, H> {
     /// The groups of the items.
     pub groups: &'a Groups,
     /// The registry of lists.
-    pub lists: &'a Lists,
+    pub lists: &'a LruRegistry,
 }
 
 impl<H> Clone for Site<'_, H> {
@@ -84,19 +84,19 @@ impl<H> Clone for Site<'_, H> {
 
 impl<H> Copy for Site<'_, H> {}
 
-impl Lists {
+impl LruRegistry {
     neap_base::constructor! {
         /// Makes an empty registry.
-        pub fn new() -> Lists {
+        pub fn new() -> LruRegistry {
             let registry = Registry { slots: Radix::new(), dead: null_mut(), waiting: null_mut(), first: null_mut() };
-            Lists { registry: Mutex::new(registry), grace: Mutex::new(Grace { ending: null_mut(), since: None }) }
+            LruRegistry { registry: Mutex::new(registry), grace: Mutex::new(Grace { ending: null_mut(), since: None }) }
         }
     }
 }
 
-impl Default for Lists {
+impl Default for LruRegistry {
     fn default() -> Self {
-        Lists::new()
+        LruRegistry::new()
     }
 }
 

@@ -145,7 +145,7 @@ pub struct Ask {
 /// Result of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Got {
+pub struct PassResult {
     /// Freed bytes.
     pub bytes: u64,
     /// Scanned objects.
@@ -160,7 +160,7 @@ pub struct Got {
     pub late: bool,
 }
 
-impl Got {
+impl PassResult {
     /// Returns whether anything was freed.
     pub fn is_something(&self) -> bool {
         self.bytes > 0 || self.freed > 0
@@ -196,7 +196,7 @@ struct Pass<'a, D: Domain> {
     said: u64,
     /// Freed objects at the last reading of used bytes.
     seen: u64,
-    got: Got,
+    got: PassResult,
     /// See [`Given`].
     unsure: u64,
     stops: u64,
@@ -207,9 +207,9 @@ struct Pass<'a, D: Domain> {
 impl Passes {
     /// Asks for memory until there is enough, nothing more can be freed, or the deadline has
     /// passed.
-    pub fn run<D: Domain>(&self, domain: &D, ask: &Ask) -> Got {
+    pub fn run<D: Domain>(&self, domain: &D, ask: &Ask) -> PassResult {
         let before = [domain.used(ask.top), domain.charged(ask.top)];
-        let got = Got::default();
+        let got = PassResult::default();
         let (passes, said, seen, unsure, stops, passed_by) = (self, 0, 0, 0, 0, false);
         let mut pass = Pass { passes, domain, ask: *ask, before, said, seen, got, unsure, stops, passed_by };
         pass.run();
@@ -310,7 +310,7 @@ impl<D: Domain> Pass<'_, D> {
 
     /// Returns the objects scanned since `before`. If none was freed, objects that may not have
     /// been looked at are left out.
-    fn looked_at(&self, before: &Got, unsure: u64) -> u64 {
+    fn looked_at(&self, before: &PassResult, unsure: u64) -> u64 {
         let doubtful = if self.got.freed > before.freed { 0 } else { self.unsure - unsure };
         (self.got.scanned - before.scanned).saturating_sub(doubtful)
     }
@@ -366,7 +366,7 @@ impl<D: Domain> Pass<'_, D> {
 
     /// Returns whether there may be enough, or the yield since the last reading is unknown.
     fn is_look_worth_it(&self) -> bool {
-        let (Got { bytes, freed, .. }, seen) = (self.got, self.seen);
+        let (PassResult { bytes, freed, .. }, seen) = (self.got, self.seen);
         let may_be = u128::from(bytes) * u128::from(freed) / u128::from(seen.max(1));
         bytes < self.ask.bytes
             && ((freed - seen).saturating_mul(READING_PART) >= seen || may_be >= self.ask.bytes.into())

@@ -4,7 +4,7 @@
 //! published arithmetic. The tests use one thread and no locks.
 
 use super::inside;
-use super::pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
+use super::pass::{Ask, Domain, GOAL, Given, PassResult, Passes, goal};
 use super::pressure::{Level, Levels};
 use crate::shrinkers::{FIRST_PRIORITY, ScanPressure, WHOLE};
 use core::cell::{Cell, RefCell};
@@ -146,7 +146,7 @@ fn ask(bytes: u64) -> Ask {
     Ask { top: GroupId::ROOT, bytes, deadline: u64::MAX, node: None, ahead: false }
 }
 
-fn run(model: &Model, bytes: u64) -> Got {
+fn run(model: &Model, bytes: u64) -> PassResult {
     Passes::default().run(model, &ask(bytes))
 }
 
@@ -184,7 +184,7 @@ fn min_is_never_reclaimed_and_low_only_as_last_resort() {
     assert!(passes.run(&both, &ask(100 * SIZE)).is_something());
     assert!(left(&both)[1] < 500 && left(&both)[0] == 500);
     assert!(both.told.borrow().contains(&(id(1), Event::Low)));
-    assert_eq!(run(&model(&[min]), SIZE), Got { priority: 12, ..Got::default() });
+    assert_eq!(run(&model(&[min]), SIZE), PassResult { priority: 12, ..PassResult::default() });
 }
 
 #[test]
@@ -276,7 +276,10 @@ fn written_off_pass_leaves_the_failure_row_unchanged() {
     for ask in [Ask { node: Some(0), ..ask(SIZE) }, ask(SIZE)] {
         let model = stuck();
         let got = passes.run(&model, &ask);
-        assert_eq!((got, left(&model)), (Got { visits: 1, priority: 12, ..Got::default() }, Vec::from([1, 5000])));
+        assert_eq!(
+            (got, left(&model)),
+            (PassResult { visits: 1, priority: 12, ..PassResult::default() }, Vec::from([1, 5000]))
+        );
     }
     assert!(!passes.is_hopeless(0));
     passes.run(&nothing, &background);
@@ -303,7 +306,7 @@ fn pass_ends_at_its_deadline_and_when_groups_are_empty() {
     assert_eq!((late.late, late.visits), (true, 0));
     let some = Passes::default().run(&model_of(), &Ask { deadline: 8, ..ask(u64::MAX) });
     assert!(some.late && (1..20).contains(&some.visits), "{some:?}");
-    assert_eq!(run(&model(&[]), SIZE), Got { priority: 12, ..Got::default() });
+    assert_eq!(run(&model(&[]), SIZE), PassResult { priority: 12, ..PassResult::default() });
 }
 
 /// A shrinker with false reports ends passes too early, but the next pass begins behind it. The

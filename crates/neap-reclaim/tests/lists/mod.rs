@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use neap_base::gate::Inside;
 use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
-use neap_reclaim::lru::{Item, Lists, LruList, LruStatus, Site, Walked};
+use neap_reclaim::lru::{Item, LruList, LruRegistry, LruStatus, Site, Walked};
 use neap_testing::virtual_platform::Virtual;
 use std::alloc::{alloc_zeroed, dealloc};
 use std::sync::Mutex;
@@ -21,7 +21,7 @@ pub(crate) const SHRINKER: u64 = 7;
 /// State that all hosts of a test share.
 #[derive(Default)]
 pub(crate) struct State {
-    pub(crate) lists: Lists,
+    pub(crate) lists: LruRegistry,
     /// Bytes that were requested and not given back.
     pub(crate) bytes: AtomicUsize,
     /// Number of times that the gate was entered.

@@ -10,7 +10,7 @@ use neap_base::gate::Inside;
 use neap_base::sync::{AtomicUsize, Ordering};
 use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
-use neap_reclaim::lru::{By, End, Item, Lists, LruList, LruStatus, Site};
+use neap_reclaim::lru::{By, End, Item, LruList, LruRegistry, LruStatus, Site};
 use neap_reclaim::shrinkers::bits::{Bit, clear_bit_if_empty, set_bits};
 use neap_testing::virtual_platform::Virtual;
 use std::alloc::{alloc_zeroed, dealloc};
@@ -32,7 +32,7 @@ struct World {
     data: PerCpuData,
     /// Bits of the list's shrinker, by slot.
     bits: [AtomicUsize; 4],
-    lists: Lists,
+    lists: LruRegistry,
     groups: Option<Groups>,
     list: Option<LruList>,
     parent: GroupId,
@@ -92,7 +92,7 @@ impl World {
             machine,
             data,
             bits: [(); 4].map(|()| AtomicUsize::new(0)),
-            lists: Lists::new(),
+            lists: LruRegistry::new(),
             groups: None,
             list: None,
             parent: GroupId::ROOT,

@@ -11,13 +11,13 @@ use crate::percpu::per_cpu_data::Source;
 use neap_base::Platform;
 use neap_groups::GroupError;
 use neap_objects::verify::Finding;
-use neap_reclaim::lru::{Lists, Site};
+use neap_reclaim::lru::{LruRegistry, Site};
 
 /// The lists of a manager, for [`lru`](crate::lru).
 #[derive(Debug)]
 pub struct Listed<'m, P: Platform> {
     grouped: Grouped<'m, P>,
-    lists: &'m Lists,
+    lists: &'m LruRegistry,
 }
 
 impl<P: Platform> Clone for Listed<'_, P> {

@@ -103,7 +103,7 @@ pub use shrink::{Context, Count, Scan, Shrink};
 
 use neap_base::{Linux, Platform};
 use neap_percpu::Host as _;
-pub use neap_reclaim::reclaim::{Culprit, Got, Misbehaviour};
+pub use neap_reclaim::reclaim::{Culprit, Misbehaviour, PassResult};
 pub use neap_reclaim::{
     Asked, CountFn, DONE, EMPTY, GoneFn, Report, STOP, ScanFn, ShrinkerError, ShrinkerId, Spec, Unregistered, share,
 };
@@ -374,8 +374,8 @@ pub fn synchronize() -> Result<(), ShrinkerError> {
 /// Asks the shrinkers of a group, and of all groups below it, for `bytes` bytes, for at most
 /// `time`. Calls them in this thread, which must hold no lock that they take. Returns the freed
 /// bytes and objects. Inside a shrinker's function, it calls no shrinker and returns zeroes.
-pub fn reclaim(group: Group, bytes: u64, time: Duration) -> Got {
-    let Some(reclaiming) = here().ok().filter(|_| !is_calling()) else { return Got::default() };
+pub fn reclaim(group: Group, bytes: u64, time: Duration) -> PassResult {
+    let Some(reclaiming) = here().ok().filter(|_| !is_calling()) else { return PassResult::default() };
     let now = PROCESS.groups_if_made().map_or(0, |grouped| grouped.platform().precise());
     let deadline = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     reclaiming.ask(group.id(), bytes, now.saturating_add(deadline))

@@ -17,7 +17,7 @@ use neap_base::gate::Inside;
 use neap_groups::protection::GroupUsage;
 use neap_groups::{Bound, Event, GroupId, GroupSlot, Request};
 use neap_percpu::Host as _;
-use neap_reclaim::reclaim::{Ask, Domain, Given, Got, Level, Levels, LowProtection, scan_pressure};
+use neap_reclaim::reclaim::{Ask, Domain, Given, Level, Levels, LowProtection, PassResult, scan_pressure};
 use neap_reclaim::{FIRST_PRIORITY, ScanPressure, ShrinkerFilter, ShrinkerId, Visited, WHOLE, is_calling};
 
 /// Most groups in a subtree that a pass visits one by one. In a larger subtree, the pass goes
@@ -105,7 +105,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// platform's clock. Callbacks run in this thread, which must hold no lock that they take.
     /// Inside a callback, this calls no shrinker. While too many threads run callbacks, this waits
     /// until one of them ends.
-    pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
+    pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> PassResult {
         while !self.reclaim.watchdog.is_room() && self.source.platform().precise() < deadline {
             self.source.platform().sleep(POLL_SLEEP_NS);
         }
@@ -221,7 +221,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// | | 2. `count` does not get the lock, and returns 0 |
     /// | 3. frees objects, returns | |
     /// | | 4. asks again, instead of answering that nothing can be freed |
-    pub(crate) fn run_to_answer(&self, ask: &Ask, context: PassContext) -> Ran<Got> {
+    pub(crate) fn run_to_answer(&self, ask: &Ask, context: PassContext) -> Ran<PassResult> {
         let end = ask.deadline.min(self.source.platform().precise().saturating_add(WAIT_MAX_NS));
         loop {
             let ran = self.run(ask, context);
@@ -234,8 +234,10 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     }
 
     /// Runs a pass.
-    pub(crate) fn run(&self, ask: &Ask, context: PassContext) -> Ran<Got> {
-        let Some(running) = self.reclaim.watchdog.enter(context.reclaimer) else { return Ran::of(Got::default()) };
+    pub(crate) fn run(&self, ask: &Ask, context: PassContext) -> Ran<PassResult> {
+        let Some(running) = self.reclaim.watchdog.enter(context.reclaimer) else {
+            return Ran::of(PassResult::default());
+        };
         let watch = Watch::new(self, &running, ask.deadline);
         let mut domain = self.domain(ask.top, context.purpose);
         (domain.watch, domain.filter, domain.node) = (Some(&watch), context.filter, ask.node);

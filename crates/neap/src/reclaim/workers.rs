@@ -31,7 +31,7 @@ use neap_base::Platform;
 use neap_groups::{Bound, Due, GroupId, Patience, Request};
 use neap_os::clock;
 use neap_percpu::Host as _;
-use neap_reclaim::reclaim::{Ask, BUDGET, Got, Next, Overdue, ReclaimJob, Waiter, goal};
+use neap_reclaim::reclaim::{Ask, BUDGET, Next, Overdue, PassResult, ReclaimJob, Waiter, goal};
 use neap_reclaim::{ShrinkerFilter, ShrinkerId, is_calling};
 
 /// Nanoseconds between two checks of running callbacks by a waiting thread.
@@ -368,7 +368,7 @@ impl<P: Platform> Core<P> {
         };
         // A shrinker that freed objects without giving a size counts as one byte, so that it is
         // asked again.
-        let something = |got: Got| got.bytes.max(u64::from(got.is_something()));
+        let something = |got: PassResult| got.bytes.max(u64::from(got.is_something()));
         match job {
             ReclaimJob::Group(group, bytes) => {
                 let bytes = bytes.saturating_add(reclaiming.groups.excess(&reclaiming.source, group));

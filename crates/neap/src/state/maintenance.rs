@@ -32,12 +32,12 @@ pub(crate) struct Maintenance {
     /// mutex for long.
     pub(crate) memory: usize,
     /// The stacks of each CPU and class at the last tick: a [`StackSnapshot`] for each slot.
-    pub(crate) seen: GatedMutex<Seen>,
+    pub(crate) seen: GatedMutex<Snapshots>,
 }
 
 /// Memory of the [`StackSnapshot`]s.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Snapshots {
     pub(crate) memory: usize,
     /// Ticks in a row in which a CPU was skipped.
     pub(crate) skips: u32,
@@ -59,7 +59,7 @@ impl Maintenance {
             high_rest: AtomicU32::new(0),
             high_use: AtomicU64::new(u64::MAX),
             memory,
-            seen: GatedMutex::new(Seen { memory, skips: 0, holds: 0 }),
+            seen: GatedMutex::new(Snapshots { memory, skips: 0, holds: 0 }),
         })
     }
 
@@ -86,7 +86,7 @@ impl Maintenance {
     }
 }
 
-impl Seen {
+impl Snapshots {
     /// Stores the state of a CPU's stacks of a class. Returns whether the state is the one of the
     /// last tick, and a stack has capacity.
     pub(crate) fn is_idle(&mut self, cpu: usize, class: Class, now: StackSnapshot) -> bool {

@@ -9,17 +9,17 @@ use neap_os::topology::MAX_CPUS;
 use neap_percpu::{PerCpuData, PopulatedBytes, Shape, Tick};
 
 /// Bytes of address space for each CPU if address space is scarce. If the system refuses a span,
-/// [`Place::open`] tries a quarter of it, as long as the span exceeds [`LEAST_SPAN`].
+/// [`PerCpuOnce::open`] tries a quarter of it, as long as the span exceeds [`LEAST_SPAN`].
 pub(crate) const SCARCE_SPAN: usize = 16 << 20;
 pub(crate) const LEAST_SPAN: usize = 256 << 10;
 
 /// The instance of a manager.
 #[derive(Debug)]
-pub(crate) struct Place(Once<PerCpuData>);
+pub(crate) struct PerCpuOnce(Once<PerCpuData>);
 
-impl Place {
-    pub(crate) const fn new() -> Place {
-        Place(Once::new())
+impl PerCpuOnce {
+    pub(crate) const fn new() -> PerCpuOnce {
+        PerCpuOnce(Once::new())
     }
 
     /// The instance, if there is one.
@@ -30,7 +30,7 @@ impl Place {
 
     /// Returns the instance. Makes it if need be.
     pub(crate) fn make<P: Platform>(&self, _: &Inside<'_>, platform: &P) -> Result<&PerCpuData, Errno> {
-        self.0.get_or_make(|| Place::open(platform))
+        self.0.get_or_make(|| PerCpuOnce::open(platform))
     }
 
     pub(crate) fn open<P: Platform>(platform: &P) -> Result<PerCpuData, Errno> {

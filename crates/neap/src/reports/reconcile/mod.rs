@@ -25,7 +25,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use neap_base::Platform;
 use neap_base::gate::Inside;
 use neap_groups::Kind;
-use neap_objects::objects::Part;
+use neap_objects::objects::MappingKind;
 use neap_objects::size_class::Class;
 use neap_os::mappings::Mappings;
 use neap_pages::PIECE;
@@ -80,12 +80,12 @@ impl<P: Platform> Core<P> {
         let mut tell = |of, start, length| each(Range { start, length, of });
         self.objects.each_mapping(&mut |part, start, length| {
             let of = match part {
-                Part::Arena => Source::Arena,
-                Part::PageTables => Source::PageTables,
-                Part::States => Source::States,
-                Part::SlabTables => Source::SlabTables,
-                Part::Lists => Source::Lists,
-                Part::Stacks => Source::Stacks,
+                MappingKind::Arena => Source::Arena,
+                MappingKind::PageTables => Source::PageTables,
+                MappingKind::States => Source::States,
+                MappingKind::SlabTables => Source::SlabTables,
+                MappingKind::Lists => Source::Lists,
+                MappingKind::Stacks => Source::Stacks,
             };
             tell(of, start, length);
         });

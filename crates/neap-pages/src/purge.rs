@@ -20,7 +20,7 @@
 
 use crate::arena::Arena;
 use crate::buddy::Buddy;
-use crate::detach::DetachedChunks;
+use crate::isolate::DetachedChunks;
 use crate::units::CHUNK;
 
 use crate::shape::MARKED;
@@ -99,9 +99,9 @@ unsafe impl Sync for Release {}
 
 /// The right to release.
 #[derive(Debug)]
-pub(crate) struct Turn<'a>(&'a Release);
+pub(crate) struct ReleaseTurn<'a>(&'a Release);
 
-impl Drop for Turn<'_> {
+impl Drop for ReleaseTurn<'_> {
     fn drop(&mut self) {
         self.0.turn.store(false, Ordering::Release); // Pairs with the Acquire in `Release::turn`.
     }
@@ -129,13 +129,13 @@ impl Release {
     }
 
     /// Takes the turn; `None` if another thread has it.
-    pub(crate) fn turn(&self) -> Option<Turn<'_>> {
+    pub(crate) fn turn(&self) -> Option<ReleaseTurn<'_>> {
         // Acquire pairs with the Release in the drop of the last turn, and publishes the ranges.
-        self.turn.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Turn(self))
+        self.turn.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| ReleaseTurn(self))
     }
 }
 
-impl Turn<'_> {
+impl ReleaseTurn<'_> {
     /// The statistics and the ranges for a run.
     pub(crate) fn parts(&mut self) -> (&Release, &mut [Range]) {
         // SAFETY: the caller of `Release::at` gave zeroed, aligned memory for that many ranges, for

@@ -8,11 +8,11 @@ use crate::buddy::Buddy;
 use crate::page_lists::PageLists;
 use crate::pages::Pages;
 use crate::policy::Policy;
-use crate::release::Release;
+use crate::purge::Release;
 use crate::settings::Settings;
 use crate::shape::Shape;
 use crate::statistics::Needs;
-use crate::tables::{BACKED, BACKED_CHUNKS, FRAMES, FREE_CHUNKS, LAZY_CHUNKS, Part};
+use crate::tables::{BACKED, BACKED_CHUNKS, FRAMES, FREE_CHUNKS, LAZY_CHUNKS, MappingKind};
 use crate::units::{CHUNK, UNLIMITED};
 use crate::zone::Zone;
 use core::marker::PhantomData;
@@ -123,11 +123,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Calls `each` with the mappings of this node; those of the arena belong to the first node.
-    pub fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
+    pub fn each_mapping(&self, each: &mut dyn FnMut(MappingKind, usize, usize)) {
         if self.node == 0 {
             self.arena.each_mapping(each);
         }
-        each(Part::Lists, self.own.start, self.own.length);
+        each(MappingKind::Lists, self.own.start, self.own.length);
     }
 
     /// Unmaps everything.
@@ -149,8 +149,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
 #[cfg(test)]
 mod tests {
-    use crate::give_back::DrainSum;
     use crate::machine::{Opened, give, resident, shape, take_block};
+    use crate::trim::DrainSum;
     use neap_testing::virtual_platform::Virtual;
 
     #[test]

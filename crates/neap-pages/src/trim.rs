@@ -14,7 +14,7 @@
 use crate::page_lists::Why;
 use crate::pages::Pages;
 use crate::policy::Policy;
-use crate::release::{Effort, ReleasePass, Report, Turn};
+use crate::purge::{Effort, ReleasePass, ReleaseTurn, Report};
 use crate::units::CHUNK;
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
@@ -232,7 +232,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     fn give_back(
         &self,
         platform: &P,
-        turn: Turn<'_>,
+        turn: ReleaseTurn<'_>,
         pages: u32,
         effort: Effort,
         stop: &dyn Fn() -> bool,
@@ -251,7 +251,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     fn run(
         &self,
         platform: &P,
-        mut turn: Turn<'_>,
+        mut turn: ReleaseTurn<'_>,
         Wanted { pages, least, effort, splits }: Wanted,
         stop: &dyn Fn() -> bool,
         report: &mut Report,
