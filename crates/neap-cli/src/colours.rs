@@ -2,7 +2,7 @@
 //!
 //! Text has colours if standard output is a terminal, unless the variable `NO_COLOR` is set or
 //! `TERM` is `dumb`. All commands decide by [`Colours::of_output`]. No information is in colours
-//! alone. Text of other processes is [escaped](crate::foreign), so it has none.
+//! alone. Text of other processes is [escaped](crate::look::foreign), so it has none.
 
 use std::io::{self, IsTerminal, Write};
 

@@ -1,5 +1,5 @@
 //! `neap drain`: asks a running process to drain its per-CPU caches into its free pages, by the
-//! process's [control channel](crate::control_channel). The answer is untrusted. It has only
+//! process's [control channel](crate::look::control_channel). The answer is untrusted. It has only
 //! numbers, and this command prints them as they are.
 
 use core::time::Duration;
@@ -10,9 +10,9 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::control_channel::{ChannelRequest, ControlChannel, DRAIN};
-use crate::stat_reader::{Page, ProcessStatus};
-use crate::subject::{SCHEMA, Subject, print, print_json};
+use crate::look::control_channel::{ChannelRequest, ControlChannel, DRAIN};
+use crate::look::stat_reader::{Page, ProcessStatus};
+use crate::look::subject::{SCHEMA, Subject, print, print_json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -153,7 +153,7 @@ impl DrainAnswer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stat_reader::tests::ended;
+    use crate::look::stat_reader::tests::ended;
 
     #[test]
     fn sizes_are_numbers_with_a_suffix() {

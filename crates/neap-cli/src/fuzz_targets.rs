@@ -19,8 +19,8 @@ use core::ffi::{CStr, c_char, c_int};
 use std::cell::OnceCell;
 use std::ffi::CString;
 
-use crate::foreign::tests::first_hostile;
-use crate::hostile_tests::{self, Random};
+use crate::look::foreign::tests::first_hostile;
+use crate::look::hostile_tests::{self, Random};
 use crate::profile;
 
 unsafe extern "C" {
@@ -37,10 +37,10 @@ unsafe extern "C" {
 type Target = Box<dyn Fn(&[u8]) -> Vec<String>>;
 
 fn target(name: &str) -> Target {
-    let refused = |error: anyhow::Error| vec![crate::foreign::escaped(format!("{error:#}").as_bytes())];
+    let refused = |error: anyhow::Error| vec![crate::look::foreign::escaped(format!("{error:#}").as_bytes())];
     match name {
         "page" => Box::new(move |data| {
-            let page = crate::stat_reader::tests::bytes(8, data);
+            let page = crate::look::stat_reader::tests::bytes(8, data);
             crate::stat::tests::show_page(page).map_or_else(refused, Vec::from)
         }),
         "report" => {

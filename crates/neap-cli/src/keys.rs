@@ -13,8 +13,8 @@ use clap::Args;
 use neap::options::{self, OptionRow, TABLE};
 use serde_json::json;
 
+use crate::look::subject::SCHEMA;
 use crate::set::may_change;
-use crate::subject::SCHEMA;
 
 const EXAMPLES: &str = "\
 Examples:

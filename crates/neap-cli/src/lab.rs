@@ -15,9 +15,9 @@ use neap_sim::trace::Trace;
 use neap_sim::{cost, page, policies};
 use serde_json::{Value, json};
 
+use crate::look::subject::SCHEMA;
 use crate::machine::Machine;
 use crate::report::{number, rounded, table};
-use crate::subject::SCHEMA;
 
 const EXAMPLES: &str = "\
 Examples:

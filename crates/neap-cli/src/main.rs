@@ -8,50 +8,35 @@
     reason = "an ordinary program on std; only the crates inside the allocator avoid it"
 )]
 
-mod allowance;
 mod bench;
-mod census;
 mod chunks;
 mod colours;
-mod control_channel;
 mod demo;
 mod drain;
-mod foreign;
 #[cfg(all(test, fuzzing))]
 mod fuzz_targets;
 mod generate;
 mod groups;
-mod handle;
-#[cfg(test)]
-mod hostile_tests;
 mod keys;
 mod lab;
 mod library;
 mod linkage;
-mod live;
+mod look;
 mod machine;
 mod metrics;
-mod page_bytes;
 mod pressure;
 mod process;
 mod profile;
 mod ps;
 mod reconcile;
-mod refusal;
-mod remote_memory;
 mod report;
 mod run;
 mod set;
 mod shrinkers;
 mod signals;
-mod silence;
 mod stat;
-mod stat_model;
-mod stat_reader;
 mod statistics;
-mod subject;
 mod top;
-mod totals;
 mod variant;
 mod work;
 
@@ -144,7 +129,8 @@ fn main() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         // The error may quote text of another process, or a path.
-        let lines: Vec<String> = format!("{error:#}").lines().map(|line| foreign::escaped(line.as_bytes())).collect();
+        let lines: Vec<String> =
+            format!("{error:#}").lines().map(|line| look::foreign::escaped(line.as_bytes())).collect();
         eprintln!("neap: {}", lines.join("\n"));
         ExitCode::FAILURE
     })

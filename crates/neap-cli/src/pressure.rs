@@ -18,9 +18,9 @@ use neap_pressure::{
 };
 use serde_json::{Value, json};
 
-use crate::foreign::escaped;
-use crate::handle::ProcessHandle;
-use crate::subject::{SCHEMA, Timeout, print, within};
+use crate::look::foreign::escaped;
+use crate::look::handle::ProcessHandle;
+use crate::look::subject::{SCHEMA, Timeout, print, within};
 
 const EXAMPLES: &str = "\
 Examples:

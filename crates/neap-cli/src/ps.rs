@@ -8,11 +8,11 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::census::{Busy, Chosen, Survey, take, unread_line};
 use crate::colours::Colours;
+use crate::look::census::{Busy, Chosen, Survey, take, unread_line};
+use crate::look::subject::{Rows, SCHEMA, Timeout, print, print_json};
+use crate::look::totals::Totals;
 use crate::report::{human, write_table};
-use crate::subject::{Rows, SCHEMA, Timeout, print, print_json};
-use crate::totals::Totals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -134,7 +134,7 @@ struct ListJson<P: serde::Serialize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::census::{Unread, UnreadCount};
+    use crate::look::census::{Unread, UnreadCount};
 
     fn process(pid: i32, command: &str, sizes: [u64; 5]) -> Totals {
         let [resident, in_use, cached_objects, free, limit] = sizes;

@@ -1,8 +1,8 @@
 //! `neap stat PID --reconcile`: neap's counters of a process beside the kernel's resident memory.
 //!
 //! The reports on mappings, pages and counters come from the process's [control
-//! channel](crate::control_channel). This command does not trust them, and checks sizes. The crate
-//! `neap` computes the sums, so a process can compute them for itself, too. The process runs
+//! channel](crate::look::control_channel). This command does not trust them, and checks sizes. The
+//! crate `neap` computes the sums, so a process can compute them for itself, too. The process runs
 //! meanwhile, so the numbers of a busy process are of slightly different moments.
 
 use std::ffi::CString;
@@ -16,14 +16,14 @@ use neap::reconcile::{Books, Held, Range, Reconciliation, Source, Tally};
 use neap_os::mappings::Mappings;
 use serde_json::{Map, Value, json};
 
-use crate::allowance::Allowance;
 use crate::colours::Colours;
-use crate::control_channel::{ControlChannel, MAP};
-use crate::foreign::escaped;
+use crate::look::allowance::Allowance;
+use crate::look::control_channel::{ControlChannel, MAP};
+use crate::look::foreign::escaped;
+use crate::look::remote_memory::Haste;
+use crate::look::stat_reader::{Page, ProcessStatus};
+use crate::look::subject::{SCHEMA, Subject, print, print_json};
 use crate::process::parse_rss;
-use crate::remote_memory::Haste;
-use crate::stat_reader::{Page, ProcessStatus};
-use crate::subject::{SCHEMA, Subject, print, print_json};
 
 /// The reports of a process.
 struct Told {
@@ -196,7 +196,7 @@ pub(crate) mod tests {
 
     /// Reads a report as if it were the whole answer, and shows the result for this process.
     pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut told) = (crate::stat_reader::tests::ended(), Told::BLANK);
+        let (process, mut told) = (crate::look::stat_reader::tests::ended(), Told::BLANK);
         read(words, &mut told, allowance)?;
         let seen = compare(&process, &told)?;
         Ok([seen.to_string(), object(&process, &seen, 1 << 20, None).to_string()])

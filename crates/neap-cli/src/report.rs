@@ -16,7 +16,7 @@ use crate::work::Outcome;
 /// The object that `--json` prints.
 #[derive(Serialize)]
 pub(crate) struct JsonReport {
-    /// [`SCHEMA`](crate::subject::SCHEMA).
+    /// [`SCHEMA`](crate::look::subject::SCHEMA).
     pub(crate) schema: u32,
     pub(crate) bench: &'static str,
     /// Figures by name, for thresholds.

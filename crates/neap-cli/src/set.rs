@@ -1,5 +1,5 @@
 //! `neap set PID limit=1g`: changes options of a running process, by the process's
-//! [control channel](crate::control_channel).
+//! [control channel](crate::look::control_channel).
 //!
 //! [`neap::options`] tells which options may change, and which values they take. This command
 //! parses a value and sends it as a number. The process checks the number once more.
@@ -11,10 +11,10 @@ use clap::Args;
 use neap::options::OptionRow;
 use neap::settings::Setting;
 
-use crate::control_channel::{ChannelRequest, ControlChannel, NO_SUCH_VALUE, SET, UNKNOWN};
 use crate::keys;
-use crate::stat_reader::{Page, ProcessStatus};
-use crate::subject::{Subject, print};
+use crate::look::control_channel::{ChannelRequest, ControlChannel, NO_SUCH_VALUE, SET, UNKNOWN};
+use crate::look::stat_reader::{Page, ProcessStatus};
+use crate::look::subject::{Subject, print};
 
 const EXAMPLES: &str = "\
 Examples:

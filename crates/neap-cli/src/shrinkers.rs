@@ -1,10 +1,10 @@
 //! Shrinkers of a running process: `neap stat PID --shrinkers`, and `neap shrink`, which makes one
 //! of them free objects.
 //!
-//! The reports come from the process's [control channel](crate::control_channel), in the format of
-//! `crates/neap/src/reports/shrinker_report.rs`. This command does not trust them, and checks
-//! sizes. It requests the counts of shrinkers one after the other. For each count, the process
-//! calls the shrinker's `count` callback.
+//! The reports come from the process's [control channel](crate::look::control_channel), in the
+//! format of `crates/neap/src/reports/shrinker_report.rs`. This command does not trust them, and
+//! checks sizes. It requests the counts of shrinkers one after the other. For each count, the
+//! process calls the shrinker's `count` callback.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -17,14 +17,14 @@ use neap::shrinker_report::{BY_GROUP, BY_NODE, GONE, HEAD, INLINE, MORE, MOST_PL
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::allowance::{ALLOCATION, Allowance};
-use crate::control_channel::{ChannelRequest, ControlChannel, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
-use crate::foreign::escaped;
 use crate::groups::ReadGroups as Groups;
+use crate::look::allowance::{ALLOCATION, Allowance};
+use crate::look::control_channel::{ChannelRequest, ControlChannel, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
+use crate::look::foreign::escaped;
+use crate::look::silence::has_neaps_thread;
+use crate::look::stat_reader::{Page, ProcessStatus};
+use crate::look::subject::{Rows, Subject, print, print_json};
 use crate::report::{number, write_table};
-use crate::silence::has_neaps_thread;
-use crate::stat_reader::{Page, ProcessStatus};
-use crate::subject::{Rows, Subject, print, print_json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -457,7 +457,7 @@ pub(crate) mod tests {
 
     /// Reads a report as if it were the whole answer, and shows the result.
     pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut seen, mut text) = (crate::stat_reader::tests::ended(), Seen::default(), Vec::new());
+        let (process, mut seen, mut text) = (crate::look::stat_reader::tests::ended(), Seen::default(), Vec::new());
         read(words, &mut seen, allowance)?;
         seen.write(&mut text, &process)?;
         Ok([String::from_utf8(text)?, serde_json::to_string(&seen.json())?])

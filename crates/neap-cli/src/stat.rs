@@ -9,14 +9,14 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::colours::Colours;
-use crate::page_bytes::page_bytes;
-use crate::report::{number, table};
-use crate::stat_model::{
+use crate::look::page_bytes::page_bytes;
+use crate::look::stat_model::{
     Class, ContainerNumbers, Cpu, GuardNumbers, HeapProfiles, Node, Numbers, PerCpuNumbers, Watermarks,
 };
-use crate::stat_reader::{ProcessStatus, monotonic};
-use crate::subject::{SCHEMA, Subject, print, print_json};
-use crate::totals::{headroom, is_near};
+use crate::look::stat_reader::{ProcessStatus, monotonic};
+use crate::look::subject::{SCHEMA, Subject, print, print_json};
+use crate::look::totals::{headroom, is_near};
+use crate::report::{number, table};
 use crate::{chunks, groups, reconcile, shrinkers};
 
 const EXAMPLES: &str = "\
@@ -338,12 +338,12 @@ fn mib_signed(bytes: i64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::stat_reader::tests::ended;
+    use crate::look::stat_reader::tests::ended;
     use serde::Deserialize;
 
     /// Reads a page, and shows its numbers.
     pub(crate) fn show_page(bytes: Vec<u8>) -> Result<[String; 2]> {
-        let (process, page) = (ended(), crate::stat_reader::tests::read_in_turn(&[bytes])?);
+        let (process, page) = (ended(), crate::look::stat_reader::tests::read_in_turn(&[bytes])?);
         let text = Numbers::read(&process, &page)?.report(&process, Some(0), Colours::NONE);
         Ok([text, serde_json::to_string(&page.object)?])
     }
@@ -396,7 +396,7 @@ pub(crate) mod tests {
             "cpus": [{"cpu": 1, "kind": "rseq", "cached_bytes": 2048}], "truncated": true, "settled": true, "of a later version": 1,
             "refused": 138, "shrunk": 21,
         });
-        let object = crate::foreign::escaped_value(object);
+        let object = crate::look::foreign::escaped_value(object);
         let text = Numbers::deserialize(&object).unwrap().report(&ended(), Some(345), Colours::NONE);
         for part in [
             "Process 12 (ended): neap 9.9, memory counters read now, other numbers 345 ms old",

@@ -42,10 +42,10 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::library;
+use crate::look::subject::SCHEMA;
 use crate::machine::Machine;
 use crate::report::{JsonReport, Ratio, Results, cell, rounded};
 use crate::statistics::{Measured, Summary, paired_ratios, summary};
-use crate::subject::SCHEMA;
 use crate::variant::{self, AllocatorKind, Choice, Failure, Found, Missing, Variant};
 use crate::work::{self, Outcome};
 

@@ -12,9 +12,9 @@ use neap_sim::plots::{self, Labelled, LegendEntry, Titles};
 use plotters::prelude::*;
 
 use super::{ChunkPage, FREE, Instance, ReadChunk, ReadChunks, SIDELINED, TO_DEPOPULATE};
-use crate::foreign::quoted;
+use crate::look::foreign::quoted;
+use crate::look::stat_reader::ProcessStatus;
 use crate::report::number;
-use crate::stat_reader::ProcessStatus;
 
 const STYLE: &str = "\
     :root{color-scheme:light dark;--text:#1d2126;--soft:#5c6670;--ground:#fff;--card:#f4f6f8;--line:#dfe4e8;--used:#0b62c4;\
@@ -199,7 +199,7 @@ mod tests {
     use neap_percpu::Layout;
 
     fn page_of(seen: &ReadChunks) -> String {
-        let process = ProcessStatus { name: "a<b>&".to_string(), ..crate::stat_reader::tests::ended() };
+        let process = ProcessStatus { name: "a<b>&".to_string(), ..crate::look::stat_reader::tests::ended() };
         let mut page = Vec::new();
         write(&mut page, &process, seen).unwrap();
         String::from_utf8(page).unwrap()

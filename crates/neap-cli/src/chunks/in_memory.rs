@@ -1,12 +1,12 @@
 //! Chunks of per-CPU data of a process that does not answer, read from
-//! [its memory](crate::remote_memory) as a report in the format of `chunk_report.rs`.
+//! [its memory](crate::look::remote_memory) as a report in the format of `chunk_report.rs`.
 
 use anyhow::{Result, ensure};
 use neap::chunk_report::HEAD;
 
 use super::{FREE, MOST, SIDELINED, TO_DEPOPULATE};
-use crate::allowance::Allowance;
-use crate::remote_memory::{MemoryLayout, RemoteMemory, short_at, words_of};
+use crate::look::allowance::Allowance;
+use crate::look::remote_memory::{MemoryLayout, RemoteMemory, short_at, words_of};
 
 /// Most bytes of the header of a chunk.
 const MOST_OF_HEADER: usize = 4096;

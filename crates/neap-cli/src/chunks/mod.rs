@@ -1,10 +1,10 @@
 //! `neap stat PID --percpu`: the chunks of a process's per-CPU data, each with its list, its
 //! numbers and its map.
 //!
-//! The reports come from the process's [control channel](crate::control_channel), in the format of
-//! `crates/neap/src/reports/chunk_report.rs`. This command does not trust them, and checks sizes.
-//! All else in them is numbers. The command shows the result as tables and a picture (`text`), as a
-//! page (`html`), or as one JSON object.
+//! The reports come from the process's [control channel](crate::look::control_channel), in the
+//! format of `crates/neap/src/reports/chunk_report.rs`. This command does not trust them, and
+//! checks sizes. All else in them is numbers. The command shows the result as tables and a picture
+//! (`text`), as a page (`html`), or as one JSON object.
 
 mod html;
 mod in_memory;
@@ -20,12 +20,12 @@ use neap::chunk_report::{CHUNK, HEAD};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::allowance::{ALLOCATION, Allowance};
-use crate::control_channel::{CHUNKS, ControlChannel};
-use crate::remote_memory::{Haste, MemoryLayout, ask_or_read};
+use crate::look::allowance::{ALLOCATION, Allowance};
+use crate::look::control_channel::{CHUNKS, ControlChannel};
+use crate::look::remote_memory::{Haste, MemoryLayout, ask_or_read};
+use crate::look::stat_reader::{Page as Published, ProcessStatus};
+use crate::look::subject::{Rows, Subject, print, print_json};
 use crate::report::rounded;
-use crate::stat_reader::{Page as Published, ProcessStatus};
-use crate::subject::{Rows, Subject, print, print_json};
 
 /// Most pages or grains (units of rows) of a chunk, and most bytes of each. This command refuses a
 /// report with more.
@@ -365,7 +365,7 @@ pub(crate) mod tests {
 
     /// Reads a report as if it were the whole answer, and shows the result.
     pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut chunks, mut text) = (crate::stat_reader::tests::ended(), Vec::new(), Vec::new());
+        let (process, mut chunks, mut text) = (crate::look::stat_reader::tests::ended(), Vec::new(), Vec::new());
         let Some((instance, _)) = ReadChunks::read(words, &mut chunks, allowance)? else {
             return Ok(Default::default());
         };
@@ -457,7 +457,7 @@ pub(crate) mod tests {
         let mut chunks = Vec::new();
         let (instance, _) = ReadChunks::read(&odd, &mut chunks, &allowance()).unwrap().unwrap();
         let seen = ReadChunks { instance, chunks };
-        let process = crate::stat_reader::tests::ended();
+        let process = crate::look::stat_reader::tests::ended();
         assert!(serde_json::to_value(seen.json()).unwrap()["chunks"].is_array());
         let (mut text, mut page) = (Vec::new(), Vec::new());
         text::write(&mut text, &process, &seen, &text::Look::PLAIN).unwrap();

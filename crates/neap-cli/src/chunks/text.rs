@@ -7,8 +7,8 @@ use std::io::{self, Write};
 
 use super::{ChunkPage, Instance, ReadChunks};
 use crate::colours::Colours;
+use crate::look::stat_reader::ProcessStatus;
 use crate::report::{number, write_table};
-use crate::stat_reader::ProcessStatus;
 
 /// Cells of a line, at most.
 const CELLS: usize = 64;
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_report_has_a_row_and_a_line_for_every_chunk() {
-        let process = crate::stat_reader::tests::ended();
+        let process = crate::look::stat_reader::tests::ended();
         for cpus in [2, 24] {
             let seen = seen(Layout::Rows, cpus);
             let mut text = Vec::new();

@@ -1,5 +1,5 @@
 //! `neap group PID PATH max=64m`: sets a bound of a group of a running process, by the process's
-//! [control channel](crate::control_channel).
+//! [control channel](crate::look::control_channel).
 //!
 //! This command finds the group by its path, and names it to the process by its id. So if another
 //! group gets the path in between, that group keeps its bounds.
@@ -11,12 +11,12 @@ use clap::Args;
 use neap::groups::{Bound, UNLIMITED};
 
 use super::{ReadGroups, ReportedGroup};
-use crate::control_channel::{BOUND, ChannelRequest, ControlChannel, NO_SUCH_GROUP};
 use crate::drain::size;
-use crate::foreign::escaped;
-use crate::remote_memory::Haste;
+use crate::look::control_channel::{BOUND, ChannelRequest, ControlChannel, NO_SUCH_GROUP};
+use crate::look::foreign::escaped;
+use crate::look::remote_memory::Haste;
+use crate::look::subject::{Subject, print};
 use crate::report::human;
-use crate::subject::{Subject, print};
 
 const EXAMPLES: &str = "\
 Examples:

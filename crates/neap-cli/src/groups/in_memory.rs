@@ -1,4 +1,5 @@
-//! Memory groups of a process that does not answer, read from [its memory](crate::remote_memory).
+//! Memory groups of a process that does not answer, read from [its
+//! memory](crate::look::remote_memory).
 //!
 //! The process writes the numbers without a lock that this command could take, so they are of one
 //! moment only while the process sleeps. Not read are charges that wait, bytes of deleted groups,
@@ -11,10 +12,10 @@ use anyhow::{Result, ensure};
 use neap::groups::{Bound, Event, Kind};
 
 use super::{ENTRY, ReadGroups, ReportedGroup};
-use crate::allowance::{ALLOCATION, Allowance};
-use crate::control_channel::name_of;
-use crate::remote_memory::{MemoryLayout, RemoteMemory, long_at, short_at, words_of};
-use crate::stat_reader::monotonic;
+use crate::look::allowance::{ALLOCATION, Allowance};
+use crate::look::control_channel::name_of;
+use crate::look::remote_memory::{MemoryLayout, RemoteMemory, long_at, short_at, words_of};
+use crate::look::stat_reader::monotonic;
 
 /// Most bytes of a group, of a line of stocks, and of the numbers in it.
 const MOST_OF_GROUP: usize = 4096;

@@ -1,10 +1,10 @@
 //! Memory groups of a running process: `neap stat PID --groups`, `neap group`, which sets a bound,
 //! and the reports for `neap top`.
 //!
-//! The reports come from the process's [control channel](crate::control_channel), in the format of
-//! `crates/neap/src/reports/group_report.rs`. This command does not trust them, and checks sizes
-//! and depths. All else in them is text and numbers. The command shows the result as a tree
-//! (`tree`), or as one JSON object.
+//! The reports come from the process's [control channel](crate::look::control_channel), in the
+//! format of `crates/neap/src/reports/group_report.rs`. This command does not trust them, and
+//! checks sizes and depths. All else in them is text and numbers. The command shows the result as a
+//! tree (`tree`), or as one JSON object.
 //!
 //! The process reads its groups one after the other. So the groups below a group can have more in
 //! sum than the group itself. Then the command shows the group with that sum, and
@@ -25,13 +25,13 @@ use neap_groups::DEEPEST;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::allowance::{ALLOCATION, Allowance};
 use crate::colours::Colours;
-use crate::control_channel::{ControlChannel, GROUPS, name_of};
-use crate::remote_memory::{Haste, MemoryLayout, ask_or_read};
-use crate::stat_model::{ContainerNumbers, Numbers};
-use crate::stat_reader::{Page, ProcessStatus};
-use crate::subject::{Rows, Subject, print, print_json};
+use crate::look::allowance::{ALLOCATION, Allowance};
+use crate::look::control_channel::{ControlChannel, GROUPS, name_of};
+use crate::look::remote_memory::{Haste, MemoryLayout, ask_or_read};
+use crate::look::stat_model::{ContainerNumbers, Numbers};
+use crate::look::stat_reader::{Page, ProcessStatus};
+use crate::look::subject::{Rows, Subject, print, print_json};
 
 pub(crate) use bound::{BoundOptions, bytes_of, change, main as change_bound};
 
@@ -446,7 +446,8 @@ pub(crate) mod tests {
 
     /// Reads reports as if they were the whole answer, and shows the result.
     pub(crate) fn show_reports(reports: &[Vec<u64>], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut seen, mut text) = (crate::stat_reader::tests::ended(), ReadGroups::default(), Vec::new());
+        let (process, mut seen, mut text) =
+            (crate::look::stat_reader::tests::ended(), ReadGroups::default(), Vec::new());
         for words in reports {
             read(words, &mut seen, allowance)?;
         }
@@ -512,7 +513,7 @@ pub(crate) mod tests {
         let sums = [numbers(""), numbers("tenant"), numbers("tenant/acme"), numbers("beta")];
         assert_eq!((sums, seen.raised), ([(7000, 7000), (3000, 3000), (3000, 3000), (4000, 4000)], 2));
         let mut text = Vec::new();
-        tree::write(&mut text, &crate::stat_reader::tests::ended(), &seen, Colours::NONE).unwrap();
+        tree::write(&mut text, &crate::look::stat_reader::tests::ended(), &seen, Colours::NONE).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(text.contains("2 of them are shown with the sum") && text.contains("beta"), "{text}");
         for percent in text.lines().filter_map(|line| line.strip_suffix(" %")?.rsplit(' ').next()) {

@@ -8,9 +8,9 @@ use neap::groups::{Bound, Event, UNLIMITED};
 
 use super::{ReadGroups, ReportedGroup};
 use crate::colours::Colours;
+use crate::look::stat_reader::ProcessStatus;
+use crate::look::totals::is_near;
 use crate::report::{human, number};
-use crate::stat_reader::ProcessStatus;
-use crate::totals::is_near;
 
 /// Cells of a bar.
 const BAR: u64 = 20;
@@ -159,7 +159,7 @@ mod tests {
         seen.groups[3].events[Event::Refused as usize] = 7;
         seen.groups[3].local_events[Event::Refused as usize] = 7;
         let mut text = Vec::new();
-        write(&mut text, &crate::stat_reader::tests::ended(), &seen, Colours::NONE).unwrap();
+        write(&mut text, &crate::look::stat_reader::tests::ended(), &seen, Colours::NONE).unwrap();
         write_dead(&mut text, &seen).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();

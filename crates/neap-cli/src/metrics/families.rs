@@ -14,8 +14,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::groups::{GroupShare, OTHER};
 use super::reading::Scrape;
-use crate::census::Unread;
-use crate::totals::Totals;
+use crate::look::census::Unread;
+use crate::look::totals::Totals;
 
 /// The format of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -310,10 +310,10 @@ mod tests {
     use core::time::Duration;
     use std::collections::{BTreeMap, BTreeSet};
 
-    use crate::census::UnreadCount;
+    use crate::look::census::UnreadCount;
+    use crate::look::totals::tests::totals;
     use crate::metrics::groups::tests::shares;
     use crate::metrics::reading::MeasuredProcess;
-    use crate::totals::tests::totals;
 
     /// A reading of a process with groups and a limit, and of one with neither and a hostile name.
     fn reading() -> Scrape {

@@ -19,8 +19,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::census::{Busy, Chosen, unread_line};
-use crate::subject::print;
+use crate::look::census::{Busy, Chosen, unread_line};
+use crate::look::subject::print;
 use families::Format;
 use reading::Reader;
 

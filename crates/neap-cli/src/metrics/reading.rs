@@ -9,11 +9,11 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::groups::{GroupShares, bound};
-use crate::census::{Busy, Chosen, Unread, UnreadCount, take};
 use crate::groups::ReadGroups;
-use crate::remote_memory::Haste;
-use crate::stat_reader::ProcessStatus;
-use crate::totals::Totals;
+use crate::look::census::{Busy, Chosen, Unread, UnreadCount, take};
+use crate::look::remote_memory::Haste;
+use crate::look::stat_reader::ProcessStatus;
+use crate::look::totals::Totals;
 
 /// Most processes with metrics. Those with the least resident memory are left out.
 const MOST_PROCESSES: usize = 1000;

@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 
 use super::families::Format;
 use super::reading::{Reader, Scrape};
-use crate::foreign::escaped;
+use crate::look::foreign::escaped;
 use crate::signals;
 
 /// Most connections at a time. The server closes further ones at once.

@@ -16,8 +16,8 @@ use neap_pressure::{MemoryReport, Sample, Sensor, Series, Size, Step, Subject, S
 use serde_json::{Value, json};
 
 use super::{PressureOptions, level};
-use crate::handle::ProcessHandle;
-use crate::subject::{print, within};
+use crate::look::handle::ProcessHandle;
+use crate::look::subject::{print, within};
 
 /// The result of one look.
 struct WatchLine {

@@ -17,7 +17,7 @@ use neap_base::profile_area::{
     RING_BYTES, SLOT_COUNT, SLOTS_AT, Slot,
 };
 
-use crate::stat_reader::opened_path;
+use crate::look::stat_reader::opened_path;
 
 /// Bytes before the head that a reader may read. The process writes its next block outside of them.
 const SAFE: u64 = (RING_BYTES - BLOCK_BYTES) as u64;

@@ -9,7 +9,7 @@ use super::elf::{Budget, ElfImage};
 use super::limits::ProfileLimits;
 use super::maps::CodeMapping;
 use super::perf_map::PerfMap;
-use crate::handle::ProcessHandle;
+use crate::look::handle::ProcessHandle;
 
 /// A source of mappings and of their files.
 #[derive(Debug)]

@@ -19,8 +19,8 @@ use super::resolved::{Profile, ProfileRow};
 use super::sums::Amount;
 use super::symbols::SourceLine;
 use super::top_table::{amount, headline, line, losses, named, size};
+use crate::look::subject::SCHEMA;
 use crate::report::{number, write_table};
-use crate::subject::SCHEMA;
 
 /// Rows of a table, and of a list in the JSON object, at most.
 const MOST_ROWS: usize = 30;

@@ -8,7 +8,7 @@ use super::folded::{difference_graph, flame_graph};
 use super::resolved::Profile;
 use super::sums::{ProfileView, SampleSums};
 use super::top_table::{by_name, named, sites, size, size_of, summary};
-use crate::foreign::quoted;
+use crate::look::foreign::quoted;
 use crate::report::number;
 
 const STYLE: &str = "\

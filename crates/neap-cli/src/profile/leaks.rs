@@ -20,12 +20,12 @@ use super::symbols::SourceLine;
 use super::top_table::{losses, named, size};
 use super::tuned::{FIRST, TunedInterval};
 use super::{LONGEST_END, begin, record, stop_flag, watch};
-use crate::allowance::Allowance;
-use crate::handle::ProcessHandle;
+use crate::look::allowance::Allowance;
+use crate::look::handle::ProcessHandle;
+use crate::look::stat_reader::{ProcessStatus, monotonic};
+use crate::look::subject::{Timeout, print, within};
 use crate::report::number;
 use crate::run::sampled;
-use crate::stat_reader::{ProcessStatus, monotonic};
-use crate::subject::{Timeout, print, within};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -11,7 +11,7 @@ use core::time::Duration;
 use clap::Args;
 
 use crate::drain::size;
-use crate::stat_reader::ProcessStatus;
+use crate::look::stat_reader::ProcessStatus;
 
 /// Memory of the command, unless the user allows more.
 const USUAL: usize = 64 << 20;

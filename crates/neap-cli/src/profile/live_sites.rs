@@ -23,9 +23,9 @@ use super::session::Session;
 use super::sums::Amount;
 use super::symbols::{SourceLine, Symbols};
 use super::unwind::CodePlace;
-use crate::allowance::Allowance;
-use crate::handle::ProcessHandle;
-use crate::stat_reader::{Page, ProcessStatus, monotonic};
+use crate::look::allowance::Allowance;
+use crate::look::handle::ProcessHandle;
+use crate::look::stat_reader::{Page, ProcessStatus, monotonic};
 
 /// Most sites in a table. Further sites are summed.
 const MOST_SITES: usize = 200;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::handle::ProcessHandle;
+use crate::look::handle::ProcessHandle;
 
 /// Executable mappings that are kept, bytes of the path of one, and of all paths.
 const MOST: usize = 8 << 10;

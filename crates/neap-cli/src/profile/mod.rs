@@ -66,10 +66,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::allowance::Allowance;
-use crate::handle::ProcessHandle;
-use crate::stat_reader::{Page, ProcessStatus, monotonic};
-use crate::subject::{Timeout, print, print_json, within};
+use crate::look::allowance::Allowance;
+use crate::look::handle::ProcessHandle;
+use crate::look::stat_reader::{Page, ProcessStatus, monotonic};
+use crate::look::subject::{Timeout, print, print_json, within};
 
 use compare::Comparison;
 pub(crate) use debug_lines::{LinesOptions, main as lines};

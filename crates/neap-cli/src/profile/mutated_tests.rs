@@ -28,9 +28,9 @@ use super::sums::ProfileView;
 use super::top_table::{self, ProfileObject};
 use super::unwind::Unwinder;
 use super::{folded, html, pprof, saved};
-use crate::foreign::tests::first_hostile;
-use crate::handle::ProcessHandle;
-use crate::hostile_tests::{Random, assert_resident_below, number, run_apart, seed};
+use crate::look::foreign::tests::first_hostile;
+use crate::look::handle::ProcessHandle;
+use crate::look::hostile_tests::{Random, assert_resident_below, number, run_apart, seed};
 
 /// Addresses of generated code.
 const CODE: core::ops::Range<u64> = 0x10_0000..0x20_0000;
@@ -192,7 +192,7 @@ fn many_mutated_profiles_are_shown_or_refused() {
                 named += u64::from(text.contains("py::work_"));
                 text
             }
-            Err(error) => crate::foreign::escaped(format!("{error:#}").as_bytes()),
+            Err(error) => crate::look::foreign::escaped(format!("{error:#}").as_bytes()),
         };
         assert!(text.len() <= SHOWN, "{} bytes of input {input}", text.len());
         // The script of a flame graph has tabs.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use framehop::ExplicitModuleSectionInfo;
 
 use super::limits::ProfileLimits;
-use crate::handle::ProcessHandle;
+use crate::look::handle::ProcessHandle;
 
 /// Bytes of a name that are kept.
 const LONGEST: usize = 400;

@@ -21,10 +21,10 @@ use super::output::ProfileFile;
 use super::resolved::{ChosenSamples, Profile, Subjected};
 use super::session::{PAUSE, Session};
 use super::sums::ProfileView;
-use crate::allowance::{Allowance, USUAL_TIME};
-use crate::foreign::escaped;
-use crate::handle::ProcessHandle;
-use crate::stat_reader::ProcessStatus;
+use crate::look::allowance::{Allowance, USUAL_TIME};
+use crate::look::foreign::escaped;
+use crate::look::handle::ProcessHandle;
+use crate::look::stat_reader::ProcessStatus;
 
 /// Time after the start in which looks follow each other at short intervals (`EARLY`), since the
 /// program may be short, and this interval (`EARLY_PAUSE`).

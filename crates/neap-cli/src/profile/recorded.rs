@@ -22,7 +22,7 @@ use super::resolved::{ChosenSamples, Profile, Subjected};
 use super::session::{Losses, Summed};
 use super::sums::ProfileView;
 use super::unwind::{Callers, Unwinder};
-use crate::foreign::escaped;
+use crate::look::foreign::escaped;
 
 /// Files that a note names, at most.
 const MOST_NAMED: usize = 5;

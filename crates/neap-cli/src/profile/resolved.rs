@@ -12,7 +12,7 @@ use super::session::{Losses, Session, Summed};
 use super::sums::{ProfileView, SampleSums};
 use super::symbols::{SourceLine, Symbols};
 use super::unwind::{CodePlace, Unwinder};
-use crate::foreign::escaped;
+use crate::look::foreign::escaped;
 use crate::report::human;
 
 /// A frame with its functions.

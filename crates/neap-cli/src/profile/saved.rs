@@ -22,7 +22,7 @@ use super::resolved::{MappedFile, Place, Profile, ProfileRow, Subjected};
 use super::sums::{Amount, Lifetimes, ProfileView, SampleSums};
 use super::symbols::SourceLine;
 use super::unwind::CodePlace;
-use crate::foreign::escaped;
+use crate::look::foreign::escaped;
 
 /// Bytes of a file, decompressed, that are read.
 const MOST_BYTES: u64 = 256 << 20;

@@ -16,12 +16,12 @@ use super::code_source::CodeSource;
 use super::collect::Collector;
 use super::limits::ProfileLimits;
 use super::unwind::{Callers, Unwinder};
-use crate::allowance::Allowance;
-use crate::foreign::escaped;
 use crate::groups::ReadGroups;
-use crate::handle::ProcessHandle;
-use crate::remote_memory::Haste;
-use crate::stat_reader::{ProcessStatus, monotonic};
+use crate::look::allowance::Allowance;
+use crate::look::foreign::escaped;
+use crate::look::handle::ProcessHandle;
+use crate::look::remote_memory::Haste;
+use crate::look::stat_reader::{ProcessStatus, monotonic};
 
 /// Time between two looks, unless one has found so many bytes that the ring may overflow.
 pub(crate) const PAUSE: Duration = Duration::from_millis(10);

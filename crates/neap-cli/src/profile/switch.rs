@@ -7,10 +7,10 @@ use anyhow::{Context, Result, ensure};
 use neap::settings::Setting;
 
 use super::area::Area;
-use crate::allowance::Allowance;
-use crate::handle::ProcessHandle;
+use crate::look::allowance::Allowance;
+use crate::look::handle::ProcessHandle;
+use crate::look::stat_reader::{Page, ProcessStatus};
 use crate::set::change_setting;
-use crate::stat_reader::{Page, ProcessStatus};
 
 /// Key of the option.
 pub(crate) const KEY: &str = "profile";

@@ -23,7 +23,7 @@ use super::limits::ProfileLimits;
 use super::perf_map::GeneratedNames;
 use super::symbol_table;
 use super::unwind::{CodePlace, Unwinder};
-use crate::foreign::escaped;
+use crate::look::foreign::escaped;
 
 /// Characters of a name or a path that are kept.
 const LONGEST: usize = 400;
@@ -312,7 +312,7 @@ fn function_name(name: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handle::ProcessHandle;
+    use crate::look::handle::ProcessHandle;
     use crate::profile::perf_map::PerfMap;
     use std::sync::Arc;
 

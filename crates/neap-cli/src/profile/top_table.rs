@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::resolved::{Profile, ProfileRow};
 use super::sums::{Amount, Lifetimes, ProfileView, SampleSums};
 use super::symbols::SourceLine;
+use crate::look::subject::{Rows, SCHEMA};
 use crate::report::{human, number, write_table};
-use crate::subject::{Rows, SCHEMA};
 
 /// Sites, groups and threads in a table, at most.
 const MOST_ROWS: usize = 30;

@@ -133,7 +133,7 @@ impl Unwinder {
     /// An unwinder of a process that has ended, whose code was generated in a range.
     #[cfg(test)]
     pub(super) fn of_generated(
-        handle: &Arc<crate::handle::ProcessHandle>,
+        handle: &Arc<crate::look::handle::ProcessHandle>,
         range: Range<u64>,
         names: PerfMap,
     ) -> Unwinder {

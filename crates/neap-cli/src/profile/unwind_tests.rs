@@ -21,7 +21,7 @@ use super::sums::ProfileView;
 use super::symbols::Symbols;
 use super::unwind::Unwinder;
 use super::{folded, html, pprof, top_table};
-use crate::handle::ProcessHandle;
+use crate::look::handle::ProcessHandle;
 
 /// The registers here, and a copy of the stack from here on.
 #[inline(always)]

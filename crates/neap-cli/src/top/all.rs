@@ -25,12 +25,12 @@ use super::live::{LOOK, Screen, SessionEnd, ensure_terminal, signal_flag, watch}
 use super::reading::{Reading, time_of_day};
 use super::screen::{cut, pane_lines};
 use super::state::{Choice, View};
-use crate::allowance::Allowance;
-use crate::census::{Busy, Chosen, Survey, take, unread_line};
-use crate::handle::ProcessHandle;
-use crate::stat_reader::ProcessStatus;
-use crate::subject::{print, print_json};
-use crate::totals::Totals;
+use crate::look::allowance::Allowance;
+use crate::look::census::{Busy, Chosen, Survey, take, unread_line};
+use crate::look::handle::ProcessHandle;
+use crate::look::stat_reader::ProcessStatus;
+use crate::look::subject::{print, print_json};
+use crate::look::totals::Totals;
 use crate::{drain, ps, set};
 
 const KEYS: &str = "q quit  Down choose  Enter show  p profile  d drain  m limit  s sort  r reverse";
@@ -413,7 +413,7 @@ fn show(target: Target, time: Duration, view: View, signal: &AtomicUsize) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::census::{Unread, UnreadCount};
+    use crate::look::census::{Unread, UnreadCount};
 
     fn view() -> AllView {
         let process = |pid: i32, command: &str, resident: u64| ListedProcess {

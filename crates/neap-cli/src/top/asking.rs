@@ -15,13 +15,13 @@ use super::groups::readable;
 use super::listing::size;
 use super::reading::{Reading, time_of_day};
 use super::state::{Change, View};
-use crate::allowance::Allowance;
-use crate::control_channel::ControlChannel;
 use crate::drain;
 use crate::groups::{self, ReadGroups, ReportedGroup};
-use crate::handle::ProcessHandle;
-use crate::remote_memory::Haste;
-use crate::stat_reader::{ProcessStatus, monotonic};
+use crate::look::allowance::Allowance;
+use crate::look::control_channel::ControlChannel;
+use crate::look::handle::ProcessHandle;
+use crate::look::remote_memory::Haste;
+use crate::look::stat_reader::{ProcessStatus, monotonic};
 use neap::groups::UNLIMITED;
 
 /// A request.

@@ -6,7 +6,7 @@
 
 use super::listing::size;
 use super::reading::Pair;
-use crate::stat_model::Numbers;
+use crate::look::stat_model::Numbers;
 
 /// Most events that are kept.
 const MOST: usize = 500;

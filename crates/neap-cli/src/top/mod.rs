@@ -41,10 +41,10 @@ pub(crate) use reading::Kernel;
 use reading::{Pair, Reading};
 use state::{LONGEST, SHORTEST, View};
 
-use crate::handle::ProcessHandle;
+use crate::look::handle::ProcessHandle;
+use crate::look::stat_reader::monotonic;
+use crate::look::subject::{SCHEMA, Timeout, print, within};
 use crate::profile::LONGEST_END;
-use crate::stat_reader::monotonic;
-use crate::subject::{SCHEMA, Timeout, print, within};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -8,7 +8,7 @@ use super::events::EventRow;
 use super::listing::{Cell, Listing, SortOrder};
 use super::reading::Pair;
 use super::state::View;
-use crate::stat_model::{Cpu, Node};
+use crate::look::stat_model::{Cpu, Node};
 
 listed_enum! {
     /// A part of the screen with rows. The variants are in the order from the top down.

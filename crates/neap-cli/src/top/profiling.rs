@@ -25,9 +25,9 @@ use anyhow::{Context, Result, anyhow};
 use super::asking::Asked;
 use super::live::LOOK;
 use super::state::View;
-use crate::allowance::Allowance;
+use crate::look::allowance::Allowance;
+use crate::look::stat_reader::ProcessStatus;
 use crate::profile::{LiveSites, SamplingSwitch, SiteTable, stop_flag};
-use crate::stat_reader::ProcessStatus;
 
 /// Time between two tables.
 const FRESH: Duration = Duration::from_secs(1);

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use crate::allowance::Allowance;
-use crate::handle::ProcessHandle;
-use crate::stat_model::Numbers;
-use crate::stat_reader::{ProcessStatus, monotonic};
+use crate::look::allowance::Allowance;
+use crate::look::handle::ProcessHandle;
+use crate::look::stat_model::Numbers;
+use crate::look::stat_reader::{ProcessStatus, monotonic};
 
 /// The state at one moment.
 #[derive(Default)]

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::listing::Cell;
 use super::reading::Pair;
-use crate::stat_model::{Numbers, PerCpuNumbers};
+use crate::look::stat_model::{Numbers, PerCpuNumbers};
 
 /// A number with its name for people and its name in JSON.
 struct Fact {

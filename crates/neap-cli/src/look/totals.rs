@@ -6,9 +6,9 @@
 
 use anyhow::Result;
 
-use crate::refusal::LookRefusal;
-use crate::stat_model::{Mode, Numbers};
-use crate::stat_reader::{Page, ProcessStatus, monotonic};
+use crate::look::refusal::LookRefusal;
+use crate::look::stat_model::{Mode, Numbers};
+use crate::look::stat_reader::{Page, ProcessStatus, monotonic};
 use crate::top::Kernel;
 
 /// Characters of a published text that are kept.
@@ -145,7 +145,7 @@ impl Totals {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::stat_reader::tests::ended;
+    use crate::look::stat_reader::tests::ended;
 
     /// The totals of a process with these numbers.
     pub(crate) fn totals(text: &str) -> Totals {

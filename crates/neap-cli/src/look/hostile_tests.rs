@@ -11,10 +11,11 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::allowance::Allowance;
-use crate::foreign::tests::first_hostile;
+use crate::look::allowance::Allowance;
+use crate::look::foreign::tests::first_hostile;
+use crate::look::stat_reader;
 use crate::process::parse_kib;
-use crate::{chunks, groups, reconcile, shrinkers, stat, stat_reader};
+use crate::{chunks, groups, reconcile, shrinkers, stat};
 
 /// Most bytes that one input may keep (`KEPT`) and show (`SHOWN`). A report has 64 KiB.
 const KEPT: usize = 4 << 20;
@@ -196,7 +197,7 @@ fn show(seed: u64, inputs: u64) -> [u64; 2] {
         let mut random = Random::of_input(seed, input);
         let texts = match corpus.show(&mut random) {
             Ok(texts) => texts.to_vec(),
-            Err(error) => vec![crate::foreign::escaped(format!("{error:#}").as_bytes())],
+            Err(error) => vec![crate::look::foreign::escaped(format!("{error:#}").as_bytes())],
         };
         counts[usize::from(texts.len() == 1)] += 1;
         for text in texts {
@@ -237,7 +238,7 @@ pub(crate) fn assert_resident_below(most: u64) {
 
 #[test]
 fn mutated_pages_and_reports_are_shown_or_refused() {
-    run_apart("hostile_tests::many_mutated_pages_and_reports_are_shown_or_refused", 40_000);
+    run_apart("look::hostile_tests::many_mutated_pages_and_reports_are_shown_or_refused", 40_000);
 }
 
 #[test]

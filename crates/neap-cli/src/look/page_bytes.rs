@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::stat_model::Numbers;
+use crate::look::stat_model::Numbers;
 
 /// Returns the numbers of pages as bytes.
 pub(crate) fn page_bytes(numbers: &Numbers) -> Value {

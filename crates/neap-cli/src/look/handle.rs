@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::refusal::LookRefusal;
+use crate::look::refusal::LookRefusal;
 
 /// Most bytes that [`ProcessHandle::read`] reads. Of the files that it reads, only `environ` can be
 /// longer.

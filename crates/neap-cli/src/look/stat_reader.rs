@@ -6,7 +6,7 @@
 //! `kernel.yama.ptrace_scope` is 1. If the program has closed the descriptor, this command reads
 //! the mapping, for which it needs the right to trace the process. This command neither stops nor
 //! signals the process. It does not trust the page: it reads only memfds, each of them once, and
-//! escapes their [text](crate::foreign).
+//! escapes their [text](crate::look::foreign).
 //!
 //! `crates/neap/src/numbers/sheet.rs` describes the page's format, version 7. This module reads it
 //! byte by byte, since the library in a process may be of another version than this command.
@@ -23,11 +23,11 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
 
-use crate::allowance::Allowance;
-use crate::foreign::{escaped, escaped_object};
-use crate::handle::ProcessHandle;
-use crate::live::{self, Live, PageLayout, Read};
-use crate::refusal::LookRefusal;
+use crate::look::allowance::Allowance;
+use crate::look::foreign::{escaped, escaped_object};
+use crate::look::handle::ProcessHandle;
+use crate::look::live::{self, Live, PageLayout, Read};
+use crate::look::refusal::LookRefusal;
 
 /// Version of this command.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -60,7 +60,8 @@ pub(crate) struct Page {
     pub(crate) published: u64,
     /// Whether the process has written a text. A forked child writes one at its first tick.
     pub(crate) is_written: bool,
-    /// The text, escaped. The [live counters](crate::live) replace the numbers of the last tick.
+    /// The text, escaped. The [live counters](crate::look::live) replace the numbers of the last
+    /// tick.
     pub(crate) object: Map<String, Value>,
     pub(crate) way: &'static str,
     /// The memfd, if this command read the page by a descriptor. It is open for its path only.

@@ -18,11 +18,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow};
 use neap_base::listed_enum;
 
-use crate::allowance::{Allowance, MOST_BYTES};
-use crate::foreign::escaped;
-use crate::handle::ProcessHandle;
-use crate::refusal::LookRefusal;
-use crate::stat_reader::ProcessStatus;
+use crate::look::allowance::{Allowance, MOST_BYTES};
+use crate::look::foreign::escaped;
+use crate::look::handle::ProcessHandle;
+use crate::look::refusal::LookRefusal;
+use crate::look::stat_reader::ProcessStatus;
 
 /// Threads that look at processes, besides stuck ones. Each may hold an untrusted page of numbers,
 /// so there are few.

@@ -8,8 +8,8 @@
 //! 64 MiB in slabs.
 //!
 //! This command withdraws a request that the process does not answer in time. It withdraws a
-//! request earlier if the process [cannot answer](crate::silence). All requests of a command share
-//! the time of its [allowance](crate::allowance).
+//! request earlier if the process [cannot answer](crate::look::silence). All requests of a command
+//! share the time of its [allowance](crate::look::allowance).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
@@ -22,10 +22,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::foreign::escaped;
-use crate::remote_memory::Haste;
-use crate::silence::{Silence, Vigil};
-use crate::stat_reader::{CHANNEL, CHANNEL_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH, opened_path};
+use crate::look::foreign::escaped;
+use crate::look::remote_memory::Haste;
+use crate::look::silence::{Silence, Vigil};
+use crate::look::stat_reader::{CHANNEL, CHANNEL_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH, opened_path};
 
 /// Request: drain caches.
 pub(crate) const DRAIN: u32 = 0;

@@ -1,8 +1,8 @@
 //! The numbers in a process's page that `neap stat` and `neap top` show.
 //!
-//! They come from the JSON text that [`stat_reader`](crate::stat_reader) has read and escaped, and
-//! from the live counters. This module has only types and sums. The library in a process may be
-//! older or newer than this command.
+//! They come from the JSON text that [`stat_reader`](crate::look::stat_reader) has read and
+//! escaped, and from the live counters. This module has only types and sums. The library in a
+//! process may be older or newer than this command.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::stat_reader::{Page, ProcessStatus, VERSION};
+use crate::look::stat_reader::{Page, ProcessStatus, VERSION};
 
 /// The shown numbers of a page. Numbers that another version of the library lacks are zero.
 #[derive(Default, Deserialize)]

@@ -6,7 +6,7 @@
 //! processes of the user where `kernel.yama.ptrace_scope` is 1. Reading stops no thread.
 //!
 //! A hostile process can make a page that takes for ever to read. So a thread of this command
-//! reads, and the command waits for it no longer than its [allowance](crate::allowance).
+//! reads, and the command waits for it no longer than its [allowance](crate::look::allowance).
 
 use std::fs::File;
 use std::io;
@@ -17,9 +17,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Map, Value};
 
-use crate::allowance::Allowance;
-use crate::silence::has_neaps_thread;
-use crate::stat_reader::{Page, ProcessStatus};
+use crate::look::allowance::Allowance;
+use crate::look::silence::has_neaps_thread;
+use crate::look::stat_reader::{Page, ProcessStatus};
 
 /// Most bytes that are read at once.
 const MOST_AT_ONCE: usize = 4 << 20;

@@ -11,10 +11,10 @@ use clap::Args;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 
-use crate::allowance::{Allowance, USUAL_TIME};
 use crate::colours::{Colours, TableHeads};
-use crate::handle::ProcessHandle;
-use crate::stat_reader::ProcessStatus;
+use crate::look::allowance::{Allowance, USUAL_TIME};
+use crate::look::handle::ProcessHandle;
+use crate::look::stat_reader::ProcessStatus;
 
 /// Time that [`within`] waits beyond the user's timeout. A look that checks its [`Allowance`] ends
 /// in this time, with an error that says more.

@@ -7,7 +7,7 @@ use core::time::Duration;
 use std::fs;
 use std::time::Instant;
 
-use crate::handle::ProcessHandle;
+use crate::look::handle::ProcessHandle;
 
 /// Time until the first look, and between two looks. If two looks in a row agree, [`Vigil::look`]
 /// can return a reason.
