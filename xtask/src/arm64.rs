@@ -8,12 +8,16 @@
 
 use anyhow::Result;
 
+use crate::library::fast_path;
+use crate::library::sequences;
+use crate::library::symbols;
 use crate::process::run;
 use crate::programs::{self, Left};
 use crate::report::Report;
 use crate::smoke::DEFAULT;
+use crate::source_rules::tidy;
 use crate::target::Target;
-use crate::{dependent, fast_path, layout, sequences, symbols, tidy};
+use crate::{dependent, layout};
 
 /// Tests that cannot pass under the emulator, by a part of their name.
 const LEFT_TESTS: &[Left] = &[

@@ -19,7 +19,8 @@ use anyhow::Result;
 
 use crate::process::{capture, cargo, command, run, which};
 use crate::report::Report;
-use crate::{Skipped, layout, tidy};
+use crate::source_rules::tidy;
+use crate::{Skipped, layout};
 
 /// Crates whose public interfaces other programs use.
 const PUBLIC: &[&str] = &["neap", "neap-pressure"];

@@ -10,8 +10,9 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use crate::layout;
+use crate::library::stub_libc;
 use crate::process::{cargo, command, need, run};
-use crate::{layout, stub_libc};
 
 /// The name that programs linked with the C API request from the loader. It changes when they would
 /// no longer run.

@@ -13,12 +13,13 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::install::{DebugInfo, VERSION, install};
-use crate::places::Places;
+use crate::layout;
+use crate::packages::install::{DebugInfo, VERSION, install};
+use crate::packages::install_check;
+use crate::packages::places::Places;
 use crate::process::{capture, command, need, observe, which};
 use crate::report::Report;
 use crate::smoke::{DEFAULT, MODES, complaints, plain, preload};
-use crate::{install_check, layout};
 
 /// A program: its file, and whether it prints only `ok`.
 const PROGRAMS: &[(&str, bool)] = &[

@@ -8,12 +8,19 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
+use crate::library::fast_path;
+use crate::library::sequences;
+use crate::library::symbols;
+use crate::packages::container;
+use crate::packages::deb;
+use crate::packages::old_glibc;
 use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
+use crate::source_rules::tidy;
 use crate::target::Target;
 use crate::{
-    Skipped, arm64, audit, build, c_api, container, deb, dependent, docs, fast_path, layout, models, musl, old_glibc,
-    prometheus, report, sequences, smoke, symbols, target, test_programs, tidy, vm,
+    Skipped, arm64, audit, build, c_api, dependent, docs, layout, models, musl, prometheus, report, smoke, target,
+    test_programs, vm,
 };
 
 /// Features of the crate `neap` that are off by default.

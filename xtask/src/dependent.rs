@@ -17,11 +17,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
-use crate::install::VERSION;
+use crate::layout;
+use crate::packages::install::VERSION;
 use crate::process::{capture, cargo, command, need};
 use crate::report::Report;
+use crate::source_rules::tidy;
 use crate::target::{MUSL, Target, standard_library};
-use crate::{layout, tidy};
 
 /// Symbols that a C library may lack.
 const OPTIONAL: &[&str] = &["__rseq_offset", "__rseq_size", "_IO_list_lock", "_IO_list_unlock", "_IO_list_resetlock"];

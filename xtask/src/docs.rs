@@ -18,9 +18,9 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::layout;
-use crate::links::{Page, html, markdown};
 use crate::process::{cargo, run};
-use crate::source_names;
+use crate::source_rules::links::{Page, html, markdown};
+use crate::source_rules::source_names;
 
 /// Pages outside `docs`, from the root.
 const ROOT_PAGES: &[&str] = &["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"];

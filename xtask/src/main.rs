@@ -8,60 +8,32 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 mod arm64;
-mod artefacts;
 mod audit;
 mod build;
 mod c_api;
 mod ci;
-mod container;
-mod contents;
-mod cycles;
-mod deb;
-mod debug_info;
 mod dependent;
-mod depth;
 mod docs;
-mod fast_path;
 mod figures;
 mod fuzz;
-mod imports;
-mod install;
-mod install_check;
 mod installed;
 mod kernel_percpu;
 mod lanes;
 mod layout;
+mod library;
 mod librseq;
-mod links;
-mod listing;
-mod manifest;
 mod models;
 mod musl;
-mod names;
-mod old_glibc;
+mod packages;
 mod peers;
-mod places;
-mod probes;
 mod process;
 mod programs;
 mod prometheus;
-mod prose;
-mod release;
 mod report;
-mod rules;
-mod sequences;
 mod smoke;
-mod source_names;
-mod sources;
-mod stack;
-mod stub_libc;
-mod symbols;
-mod systemd;
+mod source_rules;
 mod target;
 mod test_programs;
-mod tidy;
-mod unwind;
-mod versions;
 mod vm;
 
 const USAGE: &str = "\
@@ -141,25 +113,25 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "test" => ci::test_command(rest),
         "loom" => alone(models::loom),
         "miri" => alone(models::miri),
-        "install" => install::command_line(rest),
+        "install" => packages::install::command_line(rest),
         "audit" => alone(audit::full),
-        "container" => alone(container::check),
-        "deb" => deb::command_line(rest),
-        "release" => release::command_line(rest),
-        "artefacts" => artefacts::command_line(rest),
-        "uninstall" => install::uninstall(rest),
+        "container" => alone(packages::container::check),
+        "deb" => packages::deb::command_line(rest),
+        "release" => packages::release::command_line(rest),
+        "artefacts" => packages::artefacts::command_line(rest),
+        "uninstall" => packages::install::uninstall(rest),
         "fuzz" => fuzz::command_line(rest),
-        "symbols" => alone(symbols::check),
-        "sequences" => sequences::command_line(rest),
+        "symbols" => alone(library::symbols::check),
+        "sequences" => library::sequences::command_line(rest),
         "smoke" => smoke::command(rest),
-        "old-glibc" => alone(old_glibc::check),
+        "old-glibc" => alone(packages::old_glibc::check),
         "c-api" => alone(c_api::check),
         "prometheus" => alone(prometheus::command_alone),
         "dependent" => alone(dependent::command_alone),
-        "tidy" => alone(tidy::check),
-        "cycles" => alone(cycles::check),
+        "tidy" => alone(source_rules::tidy::check),
+        "cycles" => alone(source_rules::cycles::check),
         "docs" => alone(docs::build),
-        "prose" => alone(prose::list),
+        "prose" => alone(source_rules::prose::list),
         "figures" => figures::command_line(rest),
         "peers" => peers::build(rest),
         "kernel-percpu" => alone(kernel_percpu::measure),

@@ -5,12 +5,16 @@
 
 use anyhow::Result;
 
+use crate::library::fast_path;
+use crate::library::sequences;
+use crate::library::symbols;
 use crate::process::run;
 use crate::programs::{self, Left};
 use crate::report::Report;
 use crate::smoke::MODES;
+use crate::source_rules::tidy;
 use crate::target::Target;
-use crate::{dependent, fast_path, layout, sequences, symbols, test_programs, tidy};
+use crate::{dependent, layout, test_programs};
 
 /// Programs that are for another C library, or fail with musl's own malloc.
 const LEFT_PROGRAMS: &[Left] = &[

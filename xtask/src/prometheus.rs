@@ -26,10 +26,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::packages::systemd;
 use crate::process::{capture, command, which};
 use crate::report::Report;
 use crate::vm::packages::unpack;
-use crate::{Skipped, build, layout, systemd};
+use crate::{Skipped, build, layout};
 
 /// Time within which a query of Prometheus must have a non-empty answer.
 const PATIENCE: Duration = Duration::from_secs(120);

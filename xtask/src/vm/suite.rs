@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::{Guest, tests};
+use crate::layout;
 use crate::process::{capture, command};
 use crate::programs::{self, Left};
 use crate::report::Report;
+use crate::source_rules::tidy;
 use crate::target::Target;
 use crate::vm::machine::Shape;
-use crate::{layout, tidy};
 
 /// Tests of one machine. Its file system, in memory, holds them.
 pub(super) const BATCH: usize = 12;

@@ -177,7 +177,7 @@ pub(super) const LONGEST_KEY: usize = {
 
 impl OptionRow {
     /// Returns the option's field in `options`.
-    // A function of its own, since `xtask/src/depth.rs` states the targets of its call.
+    // A function of its own, since `xtask/src/library/depth.rs` states the targets of its call.
     #[inline(never)]
     pub(super) fn field<'a>(&self, options: &'a mut Options) -> Field<'a> {
         (self.field)(options)

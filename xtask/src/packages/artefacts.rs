@@ -15,10 +15,13 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::install::VERSION;
+use crate::packages::contents;
+use crate::packages::deb;
+use crate::packages::install::VERSION;
+use crate::packages::install_check;
 use crate::process::{capture, cargo, command, need, run};
 use crate::target::{ARM64, Target, for_target, standard_library};
-use crate::{build, contents, deb, dependent, install_check, layout};
+use crate::{build, dependent, layout};
 
 /// Where the archive's files lie if it is unpacked in the root.
 const PREFIX: &str = "/usr/local";

@@ -7,9 +7,9 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use crate::imports::{self, Graph, Module};
 use crate::layout;
-use crate::sources::{self, Source};
+use crate::source_rules::imports::{self, Graph, Module};
+use crate::source_rules::sources::{self, Source};
 
 /// Most files in a cycle that is permitted.
 const ALLOWED: usize = 2;

@@ -12,9 +12,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::listing::{Instruction, Listing};
+use crate::library::listing::{Instruction, Listing};
+use crate::library::rules::{Frame, Frames, Rules, evaluate};
 use crate::report::Report;
-use crate::rules::{Frame, Frames, Rules, evaluate};
 
 /// Registers that a function must preserve.
 const KEPT: [&str; 6] = ["rbx", "rbp", "r12", "r13", "r14", "r15"];

@@ -8,10 +8,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::listing::{Instruction, Listing};
+use crate::library::listing::{Instruction, Listing};
+use crate::library::rules::Frames;
+use crate::library::unwind::{Address, Check, State};
 use crate::process::{capture, command};
-use crate::rules::Frames;
-use crate::unwind::{Address, Check, State};
 
 /// The target of a call.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use crate::build::{self, MALLCTL_SONAME, MALLOC_SONAME, SONAME};
-use crate::debug_info::{objcopy, split};
-use crate::manifest::{self, Installation, set_mode};
-use crate::places::Places;
+use crate::layout;
+use crate::library::debug_info::{objcopy, split};
+use crate::packages::deb;
+use crate::packages::manifest::{self, Installation, set_mode};
+use crate::packages::places::Places;
 use crate::process::{capture, command, need, run};
-use crate::{deb, layout};
 
 /// The installed version.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -9,10 +9,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::listing::Listing;
+use crate::library::listing::Listing;
+use crate::library::stack::{Depth, Graph, Stated, Walk};
 use crate::process::{capture, command};
 use crate::report::Report;
-use crate::stack::{Depth, Graph, Stated, Walk};
 
 /// Bytes that the malloc family may need of its caller's stack.
 const MOST: i64 = 4096;

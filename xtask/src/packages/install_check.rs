@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
-use crate::debug_info::{build_id, file_for};
-use crate::install::VERSION;
-use crate::manifest;
-use crate::places::Places;
+use crate::library::debug_info::{build_id, file_for};
+use crate::packages::install::VERSION;
+use crate::packages::manifest;
+use crate::packages::places::Places;
 use crate::process::{capture, command, observe, which};
 use crate::report::Report;
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::manifest::{Installation, set_mode};
+use crate::packages::manifest::{Installation, set_mode};
 use crate::process::{capture, command};
 
 /// Installs `from` without debug information as `place`, and the information in a file of its own.

@@ -15,7 +15,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::install::VERSION;
+use crate::packages::install::VERSION;
 use crate::process::{capture, command, need, run};
 use crate::{Skipped, layout};
 

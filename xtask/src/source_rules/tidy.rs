@@ -7,9 +7,11 @@ use std::fs;
 
 use anyhow::{Result, bail};
 
-use crate::names::Names;
-use crate::sources::{self, Source};
-use crate::{cycles, layout, prose};
+use crate::layout;
+use crate::source_rules::cycles;
+use crate::source_rules::names::Names;
+use crate::source_rules::prose;
+use crate::source_rules::sources::{self, Source};
 
 /// Crates of ring 0. All but two are linked into the preload library: `neap-pressure`, which keeps
 /// the rules of ring 0 and only the command uses, and `neap-mallctl`, a library of its own.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::sources::Source;
+use crate::source_rules::sources::Source;
 
 /// The most types with one name.
 const MOST: usize = 2;

@@ -12,12 +12,15 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use crate::build::{MALLCTL_SONAME, MALLOC_SONAME, SONAME};
-use crate::listing::Listing;
+use crate::layout;
+use crate::library::depth;
+use crate::library::listing::Listing;
+use crate::library::probes;
+use crate::library::stub_libc::{REQUIRED, VARIABLES};
+use crate::library::unwind;
 use crate::process::{capture, command, need};
 use crate::report::Report;
-use crate::stub_libc::{REQUIRED, VARIABLES};
 use crate::target::Target;
-use crate::{depth, layout, probes, unwind};
 
 /// The latest version of glibc whose symbols libraries may ask for: its first one for aarch64.
 const LATEST_GLIBC: [u32; 2] = [2, 17];

@@ -20,11 +20,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::artefacts::both;
 use crate::ci::{self, SkippedStep};
 use crate::layout;
+use crate::packages::artefacts::both;
+use crate::packages::versions::{self, Version};
 use crate::process::{capture, cargo, command, run};
-use crate::versions::{self, Version};
 
 /// The arguments.
 struct Wanted {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::places::Places;
+use crate::packages::places::Places;
 
 /// The manifest's own place, from the prefix.
 const MANIFEST: &str = "share/neap/manifest";

@@ -15,11 +15,12 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::install::{DebugInfo, VERSION, install};
-use crate::places::Places;
+use crate::packages::contents;
+use crate::packages::install::{DebugInfo, VERSION, install};
+use crate::packages::places::Places;
 use crate::process::{capture, cargo, command, need, run};
 use crate::target::{ARM64, Target, for_target};
-use crate::{Skipped, build, contents, layout};
+use crate::{Skipped, build, layout};
 
 /// The packages, which have lists of contents by these names.
 const NAMES: [&str; 5] = ["libneap-dev", "libneap0-dbgsym", "libneap0", "neap-dbgsym", "neap"];
