@@ -323,7 +323,7 @@ impl fmt::Display for NoSequences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NoSequences::Unregistered => f.write_str("the C library registered no rseq"),
-            NoSequences::NoCpu => f.write_str("the C library's rseq has no CPU id"),
+            NoSequences::NoCpu => f.write_str("rseq is registered, but the kernel stored no CPU id"),
             NoSequences::NoFence(Errno::NOSYS) => f.write_str("membarrier answered ENOSYS"),
             NoSequences::NoFence(Errno::PERM) => f.write_str("membarrier answered EPERM"),
             NoSequences::NoFence(Errno::INVAL) => f.write_str("membarrier answered EINVAL"),

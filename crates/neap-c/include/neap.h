@@ -14,8 +14,9 @@
  *
  * - A function that can fail returns a negative number of enum neap_error. Then nothing has
  *   changed. No function writes errno.
- * - Null pointers, invalid handles, owners and groups, and objects that are zeroed or destroyed are
- *   found and refused. Functions that cannot fail return 0, false or NULL for them, or do nothing.
+ * - Null and misaligned pointers, invalid handles, owners and groups, and objects that are zeroed or
+ *   destroyed are found and refused. Functions that cannot fail return 0, false or NULL for them, or
+ *   do nothing. Every other pointer leads to as many bytes as the function reads or writes.
  * - Functions may be called in any thread, and not in a signal handler. Functions marked
  *   "signal-safe" may be called in both, and never wait.
  * - A child of fork() has its own copy of everything, and may use all of it. A child of vfork() may

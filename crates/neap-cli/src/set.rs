@@ -149,7 +149,7 @@ mod tests {
         assert_eq!((change("limit=auto"), limit("auto")), (Ok((Setting::Limit, AUTO)), Ok((Setting::Limit, AUTO))));
         assert_eq!(
             limit("101%"),
-            Err("limit: \"101%\" is none of none, auto, 1% to 100%, and a number of bytes".into())
+            Err("limit: \"101%\" is not a valid limit (none, auto, 1% to 100%, or bytes with k, m, g)".into())
         );
         assert_eq!(change("interval:50"), Ok((Setting::Interval, 50)));
         assert_eq!(change("page_list_high=auto"), Ok((Setting::PageListHigh, AUTO)));

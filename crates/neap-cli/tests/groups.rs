@@ -53,7 +53,7 @@ fn by_thread_name_groups_hold_memory_of_their_threads() {
     assert!(changed.status.success() && text.contains("alpha: max 1.0 MiB (was none)"), "{text}");
     let bounds = group(&look(pid), "alpha").unwrap()["bounds"].clone();
     assert_eq!((bounds["max"].as_u64(), bounds["low"].as_u64()), (Some(1 << 20), Some(64 << 10)));
-    for (more, complaint) in [(["gamma", "max=1"], "has no group"), (["alpha", "most=1"], "none of max, high")] {
+    for (more, complaint) in [(["gamma", "max=1"], "has no group"), (["alpha", "most=1"], "give max, high")] {
         let refused = neap("group", pid, &more);
         let text = String::from_utf8(refused.stderr).unwrap();
         assert!(!refused.status.success() && text.contains(complaint), "{text}");

@@ -369,7 +369,7 @@ fn top_list_keys_drain_limit_and_profile_selected_process() {
     assert!(said.contains(" objects of "), "{said}");
     last_line(&mut terminal, pid, "m", "limit: _");
     terminal.press("1x\r");
-    terminal.wait_for("complaint", |screen| screen.contains("limit: \"1x\" is none of none, auto"));
+    terminal.wait_for("complaint", |screen| screen.contains("limit: \"1x\" is not a valid limit"));
     terminal.press("\x7fg\r");
     terminal.wait_for("answer", |screen| screen.contains(&format!("process {pid}: limit: {} (was none)", 1 << 30)));
     let numbers = numbers(pid).unwrap();

@@ -9,7 +9,7 @@
 //!
 //! # Locking
 //!
-//! A thread holds one class cache's mutex at a time, while it moves a few sheaves.
+//! A thread holds one class's mutex at a time, while it moves a few sheaves.
 
 use crate::class_cache::{ClassCache, Direction, FLUSH_BATCH, NodeCache, SharedCache};
 use crate::objects::Objects;

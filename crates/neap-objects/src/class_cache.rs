@@ -14,7 +14,7 @@
 //! # Locking
 //!
 //! One mutex guards a class cache. A thread holds it while it moves a few sheaves or a batch of
-//! objects, and never across a system call. It holds no class cache's mutex while it makes or frees
+//! objects, and never across a system call. It holds no class's mutex while it makes or frees
 //! slabs. Before it unlocks, it stores the counters for other processes.
 
 use crate::live::ClassCell;
@@ -252,7 +252,7 @@ impl ClassCache {
     /// Moves a slab from any list of this cache, or none, to one of its lists, or to none.
     ///
     /// # Safety
-    /// The caller holds this cache's lock. `slabs` is the table of its slabs, and the slab is one
+    /// The caller holds this class's mutex. `slabs` is the table of its slabs, and the slab is one
     /// of this class.
     pub(crate) unsafe fn move_to(&mut self, slabs: &SlabTable, slab: SlabId, to: On) {
         let ClassCache { partial, resting, sidelined, hollow, isolated, .. } = self;
@@ -273,13 +273,13 @@ impl ClassCache {
     /// Takes up to `most` objects out of slabs, none from a hole, and returns the number taken.
     ///
     /// # Safety
-    /// The caller holds this cache's lock; `slabs` is the table of its slabs.
+    /// The caller holds this class's mutex; `slabs` is the table of its slabs.
     pub unsafe fn take(&mut self, slabs: &SlabTable, most: usize, mut each: impl FnMut(Row)) -> usize {
         let mut taken = 0;
         while taken < most
             && let Some(slab) = self.partial.first().or_else(|| self.resting.first()).or_else(|| self.sidelined.first())
         {
-            // SAFETY: the caller holds this cache's lock, and the slab is on one of this cache's
+            // SAFETY: the caller holds this class's mutex, and the slab is on one of this cache's
             // lists.
             unsafe {
                 taken += slabs.take_backed(slab, most - taken, |objects| each(Row { slab, objects }));
@@ -301,10 +301,10 @@ impl ClassCache {
     /// `false` if the object was free already.
     ///
     /// # Safety
-    /// The caller holds this cache's lock. `slabs` is the table of its slabs, and the slab is one
+    /// The caller holds this class's mutex. `slabs` is the table of its slabs, and the slab is one
     /// of this class.
     pub unsafe fn put(&mut self, slabs: &SlabTable, place: ObjectIndex, empties: &mut SlabList) -> bool {
-        // SAFETY: the caller holds this cache's lock, and the slab is one of this class.
+        // SAFETY: the caller holds this class's mutex, and the slab is one of this class.
         unsafe {
             if !slabs.put(place.slab, place.object) {
                 return false;
@@ -327,11 +327,11 @@ impl ClassCache {
     /// Moves a slab that is wholly free to `empties`, and subtracts it from the class's counts.
     ///
     /// # Safety
-    /// The caller holds this cache's lock. `slabs` is the table of its slabs, and the slab is one
+    /// The caller holds this class's mutex. `slabs` is the table of its slabs, and the slab is one
     /// of this class.
     pub(crate) unsafe fn forget(&mut self, slabs: &SlabTable, slab: SlabId, empties: &mut SlabList) {
-        // SAFETY: the caller holds this cache's lock, and the slab is one of this class, on no list
-        // after `move_to`.
+        // SAFETY: the caller holds this class's mutex, and the slab is one of this class, on no
+        // list after `move_to`.
         unsafe {
             self.move_to(slabs, slab, On::Nothing);
             empties.insert(slabs, slab);
@@ -346,10 +346,10 @@ impl ClassCache {
     /// Adds a new slab, with all objects free.
     ///
     /// # Safety
-    /// The caller holds this cache's lock. `slabs` is the table of its slabs, and the slab is on no
-    /// list.
+    /// The caller holds this class's mutex. `slabs` is the table of its slabs, and the slab is on
+    /// no list.
     pub unsafe fn add(&mut self, slabs: &SlabTable, slab: SlabId) {
-        // SAFETY: the caller holds this cache's lock, and the slab is on no list.
+        // SAFETY: the caller holds this class's mutex, and the slab is on no list.
         unsafe {
             let objects = u64::from(slabs.get(slab).objects);
             self.objects += objects;

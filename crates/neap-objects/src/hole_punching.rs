@@ -19,7 +19,7 @@
 //! # Locking
 //!
 //! A thread that punches has the release turn, which one thread has at a time. Meanwhile it takes
-//! one class cache's mutex at a time.
+//! one class's mutex at a time.
 
 use crate::class_cache::ClassCache;
 use crate::holes::{bits, runs};

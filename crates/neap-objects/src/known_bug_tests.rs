@@ -388,7 +388,7 @@ fn a_new_slab_is_never_seen_wholly_free() {
             let cache = o.caches[class.index()].lock();
             let mut next = cache.partial.first();
             while let Some(id) = next {
-                // SAFETY: the class cache's lock is held.
+                // SAFETY: the class's mutex is held.
                 let (slab, after) = unsafe { (o.slabs.get(id), SlabList::after(&o.slabs, id)) };
                 assert!(slab.free < slab.objects, "a slab of {} free objects is on the list", slab.free);
                 next = after;
@@ -424,7 +424,7 @@ fn b11_a_bitmap_takes_an_object_once() {
     let held = o.take_many(CLASS, 2);
     let mut cache = o.caches[CLASS.index()].lock();
     let (slab, mut empties) = (SlabId(o.pages.frames().frame(o.pages.pfn(held[0].addr())).owner()), SlabList::new());
-    // SAFETY: the class cache's lock is held.
+    // SAFETY: the class's mutex is held.
     unsafe {
         let start = o.pages.address(o.slabs.pfn_of(slab));
         let place = ObjectIndex { slab, object: ((held[0].addr() - start) / CLASS.size()) as u32 };

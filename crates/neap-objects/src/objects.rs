@@ -9,7 +9,7 @@
 //!
 //! # Locking
 //!
-//! A thread takes no other lock while it holds a class cache's mutex. It allocates and frees pages
+//! A thread takes no other lock while it holds a class's mutex. It allocates and frees pages
 //! after it has unlocked the mutex.
 
 use crate::class_cache::{ClassCache, Row, SharedCache};

@@ -9,7 +9,7 @@
 //!
 //! # Locking
 //!
-//! A thread holds one class cache's mutex at a time, for a batch of objects.
+//! A thread holds one class's mutex at a time, for a batch of objects.
 
 use crate::class_cache::{FLUSH_BATCH, ObjectIndex};
 use crate::object_state::CACHED;

@@ -15,7 +15,7 @@
 //!
 //! # Locking
 //!
-//! A thread holds one class cache's mutex at a time, for one call of a function of the cache. It
+//! A thread holds one class's mutex at a time, for one call of a function of the cache. It
 //! allocates pages without the mutex.
 
 use crate::class_cache::Row;
@@ -72,7 +72,7 @@ impl<P: Platform> Objects<P> {
         let (mut row, mut loose) = (None, Loose::default());
         {
             let mut cache = self.cache(near, class).lock();
-            // SAFETY: the cache's lock is held, and the table is that of its slabs.
+            // SAFETY: the class's mutex is held, and the table is that of its slabs.
             unsafe { cache.take(&self.slabs, 1, |found| row = Some(found)) };
             row.iter().for_each(|row| self.make_private(row.slab, &mut loose));
         }
@@ -111,7 +111,7 @@ impl<P: Platform> Objects<P> {
     /// Takes up to `most` objects out of existing slabs of a node, none from a hole. Returns the
     /// number taken.
     fn take_from_partial(&self, node: usize, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
-        // SAFETY: the cache's lock is held, and the table is that of its slabs.
+        // SAFETY: the class's mutex is held, and the table is that of its slabs.
         unsafe { self.cache(node, class).lock().take(&self.slabs, most, each) }
     }
 
@@ -135,7 +135,7 @@ impl<P: Platform> Objects<P> {
         if charged > 0 {
             let mut cache = self.cache(node, class).lock();
             if let Some(slab) = cache.hollow.first() {
-                // SAFETY: the cache's lock is held, and the slab is on one of the cache's lists.
+                // SAFETY: the class's mutex is held, and the slab is on one of the cache's lists.
                 unsafe {
                     let row = |objects| each(Row { slab, objects });
                     (taken, filled) = self.slabs.take_hollow(slab, most, charged, row);
@@ -173,7 +173,7 @@ impl<P: Platform> Objects<P> {
     fn take_from_slab(&self, slab: Option<(SlabId, usize)>, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
         let Some((slab, node)) = slab else { return 0 };
         let mut cache = self.cache(node, class).lock();
-        // SAFETY: the cache's lock is held, and the slab is new, so it is on no list.
+        // SAFETY: the class's mutex is held, and the slab is new, so it is on no list.
         unsafe {
             cache.add(&self.slabs, slab);
             cache.take(&self.slabs, most, each)

@@ -8,11 +8,12 @@
 //!
 //! # Locking
 //!
-//! A thread holds one class cache's mutex at a time. In a burst other threads wait for the mutex,
-//! so a call takes it few times. A refill takes the mutex once for the objects of a barn or of
-//! existing slabs, and again to put sheaves back. A spill takes the mutex once for empty sheaves,
-//! or twice if it can bind only some objects, and again to put sheaves back. Threads write the
-//! state bytes of objects from slabs without the mutex.
+//! A thread holds one class's mutex at a time. A spill of a remote stack only tries the mutex. If
+//! another thread holds it, the object goes on the local stack of this CPU. In a burst other
+//! threads wait for the mutex, so a call takes it few times. A refill takes the mutex once for the
+//! objects of a barn or of existing slabs, and again to put sheaves back. A spill takes the mutex
+//! once for empty sheaves, or twice if it can bind only some objects, and again to put sheaves
+//! back. Threads write the state bytes of objects from slabs without the mutex.
 
 use crate::class_cache::{Direction, Row};
 use crate::cpu_caches::Attempt;
@@ -56,7 +57,7 @@ impl<P: Platform> Objects<P> {
             if let Some(sheaf) = &mut empty {
                 // Takes objects under this hold of the lock, since other threads wait for the lock
                 // in a burst.
-                // SAFETY: the cache's lock is held, and `slabs` is the table of its slabs.
+                // SAFETY: the class's mutex is held, and `slabs` is the table of its slabs.
                 unsafe { cache.take(&self.slabs, sheaf.capacity(), |row| self.load_row(class, &row, sheaf)) };
             }
             (streak, empty)

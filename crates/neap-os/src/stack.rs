@@ -77,10 +77,10 @@ fn do_apart<F: FnOnce() -> R, R>(work: F) -> Option<R> {
     }
 }
 
-/// The first function on a new stack.
+/// Runs the work of an errand on the new stack, and stores the result in the errand.
 ///
 /// # Safety
-/// `errand` is an [`Errand`] of these types, whose work has not been done.
+/// `errand` points to an [`Errand<F, R>`] whose work has not run. No other thread uses it.
 unsafe extern "C" fn run<F: FnOnce() -> R, R>(errand: *mut u8) {
     // SAFETY: the caller promises an errand of these types. Its owner waits in `do_apart`, so this
     // is the only reference.

@@ -13,7 +13,7 @@
 //!
 //! # Locking
 //!
-//! Growth runs under the growth mutex, never under a zone's lock.
+//! Growth runs under the growth mutex, never under a zone's mutex.
 
 use crate::frames;
 use crate::huge_runs::HugeRuns;
@@ -491,7 +491,7 @@ impl Arena {
     /// The node of a page; `None` for a page in a hole of the arena.
     #[inline]
     pub(crate) fn node(&self, pfn: Pfn) -> Option<usize> {
-        // Relaxed: `publish` stores it before a thread gets the page. A zone's lock publishes it.
+        // Relaxed: `publish` stores it before a thread gets the page. A zone's mutex publishes it.
         usize::from(self.about_chunk(pfn, NODE).load(Relaxed)).checked_sub(1)
     }
 

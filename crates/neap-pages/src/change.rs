@@ -11,7 +11,7 @@
 //!
 //! # Locking
 //!
-//! A change holds one zone's lock or one list's lock at a time. Two changes must not run at the
+//! A change holds one zone's mutex or one list's lock at a time. Two changes must not run at the
 //! same time.
 
 use crate::node_pages::NodePages;

@@ -8,7 +8,7 @@
 //! # Concurrency
 //!
 //! All accesses of this layer are relaxed atomics. The page's state determines the frame's writer:
-//! the holder of the zone's lock for free blocks, the holder of a CPU's list lock for listed ones,
+//! the holder of the zone's mutex for free blocks, the holder of a CPU's list lock for listed ones,
 //! and the holder of the block otherwise. A reader without a lock gets a value that may be
 //! outdated.
 

@@ -9,8 +9,8 @@
 //!
 //! # Locking
 //!
-//! A release holds the turn over system calls. The zone's lock is held only to change counts and to
-//! free blocks.
+//! A release holds the turn over system calls. The zone's mutex is held only to change counts and
+//! to free blocks.
 
 use crate::buddy::{Memory, take_out};
 use crate::node_pages::NodePages;

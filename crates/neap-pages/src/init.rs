@@ -35,8 +35,8 @@ pub(crate) struct Own {
 
 impl Own {
     fn map<P: Platform, T: Policy>(platform: &P, rest: usize) -> Result<Own, Errno> {
-        // A list's size and alignment are multiples of 128 bytes; those of the release data are
-        // multiples of 8.
+        // A list is aligned to 128 bytes, and its size is a multiple of that. The release data
+        // need 8 bytes. So both offsets below are aligned.
         let rest = rest.next_multiple_of(128);
         let lists = PageLists::<T>::bytes(platform.cpus());
         let length = (rest + lists + Release::BYTES).next_multiple_of(platform.page_size());

@@ -63,7 +63,7 @@ fn d2_thread_migrating_at_every_step_uses_the_right_lists() {
     }
 }
 
-/// D3: Two thousand pages were freed under one hold of the zone's lock.
+/// D3: Two thousand pages were freed under one hold of the zone's mutex.
 #[test]
 fn d3_no_hold_of_the_zone_moves_more_than_a_batch() {
     let machine = Virtual::new(4096, 1);
@@ -370,7 +370,7 @@ fn b10_refill_into_a_locked_list_returns_its_chain_once() {
     };
     assert_eq!(back, chain);
     o.pages.zone.give_chain(back, Order(0), 63);
-    // The bypass takes exactly one block, under one hold of the zone's lock.
+    // The bypass takes exactly one block, under one hold of the zone's mutex.
     let locks = o.pages.zone.lock().locks;
     let block = take_block(&o, 0, 1).unwrap();
     assert_eq!(o.pages.zone.lock().locks - locks, 2);

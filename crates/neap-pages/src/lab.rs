@@ -1,5 +1,5 @@
 //! The laboratory, for simulators: it splits each call that may visit the zone into two halves. A
-//! simulator can declare the zone's lock busy.
+//! simulator can declare the zone's mutex busy.
 //!
 //! # Design
 //!
@@ -22,7 +22,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Errno;
 use neap_base::{Order, Pfn, Platform};
 
-/// The rest of an operation, which takes the zone's lock.
+/// The rest of an operation, which takes the zone's mutex.
 #[derive(Debug)]
 #[must_use]
 pub enum Visit {
@@ -40,7 +40,7 @@ pub enum Visit {
 #[derive(Debug)]
 pub struct Spilled(Chain, Order);
 
-/// Use of the zone's lock.
+/// Use of the zone's mutex.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockUse {
     /// Number of times that it was taken.
@@ -165,12 +165,12 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         self.metered(false, drain).1
     }
 
-    /// Calls [`Pages::set_reclaiming`], and returns its use of the zone's lock.
+    /// Calls [`Pages::set_reclaiming`], and returns its use of the zone's mutex.
     pub fn set_reclaiming(&self, reclaiming: bool) -> LockUse {
         self.metered(false, || self.pages.set_reclaiming(reclaiming)).1
     }
 
-    /// Pages that can still be handed out. The call does not count as a hold of the zone's lock.
+    /// Pages that can still be handed out. The call does not count as a hold of the zone's mutex.
     pub fn room(&self) -> u32 {
         self.pages.zone.peek_room()
     }

@@ -1,8 +1,8 @@
-//! The laboratory's meter of a zone's lock.
+//! The laboratory's meter of a zone's mutex.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// Counts holds of a zone's lock, and makes it seem contended.
+/// Counts holds of a zone's mutex, and makes it seem contended.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     /// Whether a [`Laboratory`](crate::lab::Laboratory) drives the zone. Otherwise nothing is

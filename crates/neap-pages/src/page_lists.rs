@@ -1,5 +1,5 @@
 //! Page lists: blocks of order 0 to 3, and cached runs, of each CPU, taken and put without the
-//! zone's lock.
+//! zone's mutex.
 //!
 //! # Design
 //!
@@ -434,7 +434,7 @@ impl<T: Policy> PageLists<T> {
     }
 
     /// Puts a chain into this CPU's list. Returns the chain if the list has no room, or if another
-    /// thread holds it. `contended` says that the zone's lock was busy.
+    /// thread holds it. `contended` says that the zone's mutex was busy.
     pub(crate) fn fill(
         &self,
         frames: &Frames,
@@ -477,7 +477,7 @@ impl<T: Policy> PageLists<T> {
         Ok(out)
     }
 
-    /// Tells a list's policy that the zone's lock was busy when the list gave pages.
+    /// Tells a list's policy that the zone's mutex was busy when the list gave pages.
     pub(crate) fn contended(&self, cpu: usize) {
         if let Ok(mut list) = self.own(cpu) {
             list.policy.contended(&self.supply(&self.limits.now()));

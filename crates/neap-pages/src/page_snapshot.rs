@@ -1,7 +1,7 @@
 //! A survey of the arena: the use of every page at the moment, and the mappings beside it, for
 //! comparison with the system's view.
 //!
-//! Unlike the verification (`verify`) it runs while other threads work, under the zone's lock for
+//! Unlike the verification (`verify`) it runs while other threads work, under the zone's mutex for
 //! one piece of the arena. It changes nothing.
 
 use crate::buddy::Buddy;

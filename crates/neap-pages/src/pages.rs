@@ -239,7 +239,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.lock().buddy.give(pfn, order, Memory::All);
     }
 
-    /// Gives a batch to the zone under one hold of the zone's lock. The policy bounds the batch.
+    /// Gives a batch to the zone under one hold of the zone's mutex. The policy bounds the batch.
     #[cold]
     pub(crate) fn spill(&self, platform: &P, chain: Chain, order: Order) {
         let waits = self.zone.waits();
@@ -296,7 +296,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         if self.frames().frame(head).spare() == TOUCHED {
             return Some(part).filter(|part| !part.is_empty());
         }
-        /// Pages examined under one hold of the zone's lock.
+        /// Pages examined under one hold of the zone's mutex.
         const EXAMINED_PAGES_MAX: u32 = 1 << 18;
         let mut start = part.start;
         while start < part.end {
@@ -421,7 +421,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Whether all existing chunks after a run, up to its new end, belong to this node. A run must
     /// not grow into pages of another node, or into a hole of the arena, where there may be no
-    /// frames. The caller holds the zone's lock. A chunk's node never changes.
+    /// frames. The caller holds the zone's mutex. A chunk's node never changes.
     fn is_own(&self, pfn: Pfn, old: u32, new: u32) -> bool {
         let end = pfn.0.saturating_add(new).min(self.frames().pages());
         let behind = (pfn.0 + old).next_multiple_of(CHUNK)..end;

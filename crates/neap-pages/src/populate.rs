@@ -21,7 +21,7 @@
 //!
 //! # Locking
 //!
-//! No thread holds the zone's lock over a system call.
+//! No thread holds the zone's mutex over a system call.
 
 use crate::arena::Arena;
 use crate::buddy::{Memory, UNBACKED};
@@ -62,7 +62,7 @@ const FEW: u32 = 4;
 /// Number of opportunities for population that are skipped after the system refused one.
 const SKIPPED_AFTER_REFUSAL: u32 = 256;
 
-/// The state of population, protected by the zone's lock.
+/// The state of population, protected by the zone's mutex.
 #[derive(Debug, Default)]
 pub(crate) struct Population {
     /// Whether there are huge pages and they are wanted.

@@ -162,7 +162,7 @@ pub(crate) struct ReleasePass<'a, P> {
     pub(crate) platform: &'a P,
     pub(crate) arena: &'a Arena,
     pub(crate) zone: &'a Zone,
-    /// Number of blocks handled under one hold of the zone's lock.
+    /// Number of blocks handled under one hold of the zone's mutex.
     pub(crate) hold: u32,
     /// The least order of released blocks that are smaller than a chunk.
     pub(crate) least: Order,
@@ -458,7 +458,7 @@ impl<P: Platform> ReleasePass<'_, P> {
         }
     }
 
-    /// Calls `put` under the zone's lock. `put` puts pages back into the buddy and returns their
+    /// Calls `put` under the zone's mutex. `put` puts pages back into the buddy and returns their
     /// number.
     fn back(&self, put: impl FnOnce(&mut Buddy) -> u32) {
         let mut inner = self.zone.lock();

@@ -58,9 +58,9 @@ pub struct Statistics {
     pub release_failures: u64,
     /// Pages populated as parts of huge pages so far.
     pub populated: u64,
-    /// Number of times that the zone's lock was taken.
+    /// Number of times that the zone's mutex was taken.
     pub zone_locks: u64,
-    /// Number of times that the zone's lock was found held, wrapping.
+    /// Number of times that the zone's mutex was found held, wrapping.
     pub zone_waits: u32,
     /// Number of blocks that bypassed a busy CPU list.
     pub list_busy: u64,

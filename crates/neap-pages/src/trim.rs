@@ -8,7 +8,7 @@
 //!
 //! # Locking
 //!
-//! A drain detaches pages under the list's lock. Afterwards it takes the zone's lock for one batch
+//! A drain detaches pages under the list's lock. Afterwards it takes the zone's mutex for one batch
 //! at a time. During a system call, a thread holds no lock but the turn.
 
 use crate::page_lists::Why;

@@ -1,6 +1,6 @@
 //! Verification of the pages: proves that every page is in exactly one state.
 //!
-//! It runs under the zone's lock while no other thread uses the pages. It walks the arena from
+//! It runs under the zone's mutex while no other thread uses the pages. It walks the arena from
 //! block to block by the frames and the chunk map, then follows every list, and compares all sums.
 //! It changes nothing.
 

@@ -12,7 +12,7 @@
 //!
 //! # Locking
 //!
-//! This module takes one zone's lock at a time, for a few loads.
+//! This module takes one zone's mutex at a time, for a few loads.
 
 use crate::node_pages::NodePages;
 use crate::statistics::Watermarks;

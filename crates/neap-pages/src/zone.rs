@@ -395,7 +395,7 @@ impl Zone {
     }
 
     /// Records that travelling pages have arrived. The caller has put them into the buddy under the
-    /// zone's lock before. So a reader under the lock that does not see them travel any more sees
+    /// zone's mutex before. So a reader under the lock that does not see them travel any more sees
     /// them in the buddy.
     pub(crate) fn arrive(&self, pages: u32) {
         self.draining.fetch_sub(pages, Relaxed);

@@ -45,11 +45,11 @@ fn option_changes_by_its_own_parser_or_says_why_not() {
     for (key, text, said) in [
         ("interval", "5", "interval: \"5\" is not a number from 10 to 60000"),
         ("page_batch_scale", "7", "page_batch_scale: \"7\" is not a number from 0 to 6"),
-        ("limit", "x", "limit: \"x\" is none of none, auto, 1% to 100%, and a number of bytes"),
-        ("high", "auto", "high: \"auto\" is none of none, 1% to 100%, and a number of bytes"),
-        ("reserve", "0", "reserve: \"0\" is none of auto, 1% to 100%, and a number of bytes"),
+        ("limit", "x", "limit: \"x\" is not a valid limit (none, auto, 1% to 100%, or bytes with k, m, g)"),
+        ("high", "auto", "high: \"auto\" is not a valid bound (none, 1% to 100%, or bytes with k, m, g)"),
+        ("reserve", "0", "reserve: \"0\" is not a valid reserve (auto, 1% to 100%, or bytes with k, m, g)"),
         ("limti", "1g", "\"limti\" is not an option (did you mean \"limit\"?)"),
-        ("profile", "1", "profile: \"1\" is none of off, on, and a number of bytes from 1k to 1024g"),
+        ("profile", "1", "profile: \"1\" is not valid (off, on, or bytes from 1k to 1024g)"),
         ("colour", "red", "\"colour\" is not an option"),
     ] {
         assert_eq!(mm.set(key, text).unwrap_err().to_string(), said);

@@ -55,7 +55,7 @@ pub(crate) fn check() -> Result<()> {
     root.arg(format!("--customize-hook=copy-out /tmp/result {}", stage.display()));
     // Without a mirror there is no root.
     if let Err(error) = capture(root) {
-        return Err(Skipped(format!("no root of {SUITE} could be made: {error:#}")).into());
+        return Err(Skipped(format!("cannot make a root file system of {SUITE}: {error:#}")).into());
     }
     let result = fs::read_to_string(stage.join("result")).context("the programs did not run")?;
     print!("{result}");

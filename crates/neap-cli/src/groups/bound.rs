@@ -45,7 +45,7 @@ pub(crate) struct BoundOptions {
 fn bound(text: &str) -> Result<(Bound, u64), String> {
     let (name, bytes) = text.split_once('=').ok_or("it has no \"=\"; write BOUND=BYTES, as in max=64m")?;
     let known = || Bound::ALL.into_iter().find(|bound| bound.name() == name);
-    let bound = known().ok_or_else(|| format!("\"{name}\" is none of max, high, low and min"))?;
+    let bound = known().ok_or_else(|| format!("\"{name}\" is no bound; give max, high, low or min"))?;
     Ok((bound, bytes_of(bound, bytes)?))
 }
 

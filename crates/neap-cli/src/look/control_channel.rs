@@ -259,7 +259,8 @@ impl<'a> ControlChannel<'a> {
             }
             let error = io::Error::last_os_error();
             if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error).context("no memory for a report");
+                return Err(error)
+                    .with_context(|| format!("cannot allocate the report of process {}", self.process.pid));
             }
         }
     }

@@ -22,7 +22,7 @@ use super::top_table::summary;
 pub(crate) const FREED: [(&str, &str); 2] = [("freed_objects", "count"), ("freed_lifetime", "microseconds")];
 
 /// The comment of a file with the bytes at the peak.
-pub(crate) const AT_PEAK: &str = "inuse_objects and inuse_space are those at the peak";
+pub(crate) const AT_PEAK: &str = "inuse_objects and inuse_space are the values at the peak of live bytes";
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ValueType {

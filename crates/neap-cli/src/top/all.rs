@@ -480,7 +480,7 @@ mod tests {
         // Letters that are keys of the list are text. The selection moves on, the process does not.
         assert_eq!(type_in(&mut view, "mdq"), Pressed::Nothing);
         let last = text(&view)[8].clone();
-        assert!(last.starts_with("limit: dq_  of process 7: limit: \"dq\" is none of none, auto"), "{last}");
+        assert!(last.starts_with("limit: dq_  of process 7: limit: \"dq\" is not a valid limit (none, auto"), "{last}");
         press(&mut view, KeyCode::Backspace);
         press(&mut view, KeyCode::Backspace);
         view.survey.seen.remove(0);

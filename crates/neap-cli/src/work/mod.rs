@@ -85,8 +85,8 @@ enum Workload {
     Sites(sites::SitesOptions),
 }
 
-/// Costs of one run of a workload or program. Fields that a workload does not measure are left out
-/// of the JSON.
+/// Measurements of one run of a workload or program. The JSON omits a field that is an empty
+/// string, an empty collection or `None`. Other fields that a workload does not measure are 0.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Outcome {

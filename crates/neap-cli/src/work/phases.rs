@@ -54,7 +54,7 @@ pub(super) fn run(options: &PhasesOptions) -> Result<Outcome> {
     let threads = usize::from(options.threads);
     let share = (options.live << 20) / threads;
     let Some(&smallest) = options.sizes.iter().min().filter(|&&size| size > 0) else {
-        bail!("--sizes: a block of no bytes is in no live set");
+        bail!("--sizes: 0 is not a block size; give sizes of at least 1 byte");
     };
     let count = |size: usize| (share / size).max(1);
     let mut tables = Vec::with_capacity(threads);

@@ -23,8 +23,9 @@ use crate::size_class::{Class, GRAIN, LARGEST, OF_GRAINS};
 use core::mem::offset_of;
 use neap_os::rseq::SequenceTable;
 
-/// Padding words that move the hot fields to page offsets used neither by page-start writes nor by
-/// the stacks of a region.
+/// Words of padding at the start of [`FastPath`](super::FastPath). They place the hot fields behind
+/// two ranges of page offsets: the first cache line, which programs write on every page, and the
+/// stacks of a region. Equal offsets on two pages can delay a load (4K aliasing).
 pub(super) const PADDING: usize = 389;
 
 /// Binary logarithm of a grain.

@@ -5,7 +5,7 @@
 //! The policy finds two sizes separately:
 //!
 //! * the batch, which follows from straight runs of events (`batch_size.rs`);
-//! * the pages to keep, which follow from regret (`keep_target.rs`). If the zone's lock was busy,
+//! * the pages to keep, which follow from regret (`keep_target.rs`). If the zone's mutex was busy,
 //!   the list keeps a fixed batch more at once. It does not if pages have already moved in one
 //!   direction for half of its size, since no size helps then. In a run of spills longer than the
 //!   list, each spill lowers the size by half of the batch: another CPU allocates the pages that

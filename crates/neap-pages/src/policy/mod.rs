@@ -241,7 +241,7 @@ pub trait Policy: Copy + core::fmt::Debug {
     /// The number is at least one, and the caller uses that block.
     fn refill(&mut self, list: List, order: u8, supply: &ZoneState<'_>) -> u32;
 
-    /// Records that the zone's lock was busy at the visit that the last refill or `put` caused.
+    /// Records that the zone's mutex was busy at the visit that the last refill or `put` caused.
     fn contended(&mut self, _supply: &ZoneState<'_>) {}
 
     /// Records that time has passed: whole quarters of a second since the last call. Each tick

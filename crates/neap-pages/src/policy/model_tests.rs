@@ -1,7 +1,7 @@
 //! A model of one zone: lists that are only counts, virtual time, and the real policies.
 //!
 //! Every CPU runs a program of allocations and frees. An operation costs about [`OPERATION`], a
-//! hold of the zone's lock [`HOLD`] and [`PAGE`] per page. A CPU that finds the lock held waits.
+//! hold of the zone's mutex [`HOLD`] and [`PAGE`] per page. A CPU that finds the lock held waits.
 //! Ticks come four times a second and cost nothing. The same program gives the same numbers.
 
 use super::{Limits, List, Policy, ZoneState};
@@ -10,7 +10,7 @@ use std::vec::Vec;
 
 /// Nanoseconds of an allocation or free with the program's work on a page.
 pub(super) const OPERATION: u64 = 500;
-/// Nanoseconds of an empty hold of the zone's lock.
+/// Nanoseconds of an empty hold of the zone's mutex.
 const HOLD: u64 = 500;
 /// Additional nanoseconds for each page that moves.
 const PAGE: u64 = 20;
@@ -33,7 +33,7 @@ pub(super) type Program = Box<dyn FnMut() -> Op>;
 /// Orders of the model's lists: the listed ones, and up to that of huge pages.
 pub(super) const ORDERS: usize = 10;
 
-/// The rest of an operation, under the zone's lock.
+/// The rest of an operation, under the zone's mutex.
 enum Pending {
     Refill(u8),
     Give(u32),
@@ -65,7 +65,7 @@ impl<T> Cpu<T> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Costs {
     pub(super) operations: u64,
-    /// Holds of the zone's lock by programs.
+    /// Holds of the zone's mutex by programs.
     pub(super) locks: u64,
     /// Holds that had to wait. The next field is the time waited.
     pub(super) waits: u64,
@@ -83,7 +83,7 @@ pub(super) struct Costs {
 }
 
 impl Costs {
-    /// Holds of the zone's lock per million operations.
+    /// Holds of the zone's mutex per million operations.
     pub(super) fn per_million(&self) -> u64 {
         (self.locks + self.tick_locks) * 1_000_000 / self.operations.max(1)
     }
@@ -194,7 +194,7 @@ impl<T: Policy> Model<T> {
         }
     }
 
-    /// The part of an operation under the zone's lock.
+    /// The part of an operation under the zone's mutex.
     fn visit(&mut self, index: usize, pending: Pending) {
         let supply = ZoneState { limits: &self.limits, free: self.free, reclaiming: self.reclaiming, now: 0 };
         let cpu = &mut self.cpus[index];

@@ -148,8 +148,9 @@ pub struct Report {
     pub freed: u64,
     /// Nanoseconds spent in callbacks. Calls that the caller did not measure count as 0.
     pub nanoseconds: u64,
-    /// Number of references counted in a cache line that several CPUs write. Isolated CPUs count
-    /// there; without restartable sequences all CPUs do.
+    /// Total number of references that threads have taken in the shared count, a cache line that
+    /// all CPUs write, since registration. Threads on isolated CPUs use it; without restartable
+    /// sequences all threads do.
     pub shared: u64,
 }
 

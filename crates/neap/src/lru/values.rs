@@ -484,16 +484,17 @@ impl<T: Send + Sync + 'static> LruList<T> {
         }
     }
 
-    /// Calls `decide` with up to `most` values of a group alone, or of its heir, on a node, and
-    /// obeys its verdicts. The oldest value comes first, and each value comes once. One call passes
-    /// at most [`MOST`] values. [`LruStatus::Retry`] counts as [`LruStatus::Skip`], since the walk
-    /// holds no lock that another thread could wait for.
+    /// Passes up to `most` values of `group` on a node to `decide`, and acts on its verdicts. Does
+    /// not visit values of the groups below. If the group is deleted, visits values of its heir. A
+    /// call visits at most [`MOST`] values, and no value twice. [`LruStatus::Retry`] counts as
+    /// [`LruStatus::Skip`], since the walk holds no lock that another thread could wait for.
     ///
-    /// If more than a tenth of the values are not protected, they come before the
-    /// [protected](LruList::readmit) values, and otherwise after them.
+    /// The walk visits unprotected and [protected](LruList::readmit) values apart, the oldest of
+    /// each first. It begins with the unprotected values if they are more than a tenth of all
+    /// values, and otherwise with the protected values.
     ///
-    /// The walk passes the values that it takes off to `evicted`. Both callbacks may do anything.
-    /// They may even add to this list and remove from it.
+    /// The walk passes each value for which `decide` returned [`LruStatus::Removed`] to `evicted`.
+    /// Both callbacks may do anything, even add values to this list and remove values from it.
     pub fn walk(
         &self,
         group: Group,

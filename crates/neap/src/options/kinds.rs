@@ -42,10 +42,10 @@ const PERCENTAGES: RangeInclusive<u64> = PERCENT + 1..=PERCENT + 100;
 impl ValueKind {
     pub(super) const ON_OFF: ValueKind = ValueKind::words("on, off", "is neither on nor off", &[("off", 0), ("on", 1)]);
     pub(super) const BACKGROUND: ValueKind =
-        ValueKind::words("auto, on, off", "is none of auto, on and off", &[("auto", 0), ("on", 1), ("off", 2)]);
+        ValueKind::words("auto, on, off", "is not valid (auto, on or off)", &[("auto", 0), ("on", 1), ("off", 2)]);
     pub(super) const GROUPS: ValueKind = ValueKind::words(
         "off, by-thread-name, by-thread",
-        "is none of off, by-thread-name and by-thread",
+        "is not valid (off, by-thread-name or by-thread)",
         &[("off", 0), ("by-thread-name", 1), ("by-thread", 2)],
     );
     pub(super) const CPUS: ValueKind = ValueKind::words("CPUs, as in 1,3-5", "is not a list of CPUs", &[]);
@@ -59,31 +59,31 @@ impl ValueKind {
             .or_numbers(1..=32);
     pub(super) const PROFILE: ValueKind = ValueKind::words(
         "off, on, or bytes with k, m, g",
-        "is none of off, on, and a number of bytes from 1k to 1024g",
+        "is not valid (off, on, or bytes from 1k to 1024g)",
         &[("off", 0), ("0", 0), ("on", SAMPLE_MEAN)],
     )
     .or_numbers(1 << 10..=1 << 40);
     pub(super) const GUARD: ValueKind = ValueKind::words(
         "off, on, or bytes with k, m, g",
-        "is none of off, on, and a number of bytes from 1 to 1024g",
+        "is not valid (off, on, or bytes from 1 to 1024g)",
         &[("off", 0), ("on", SAMPLE_MEAN)],
     )
     .or_numbers(1..=1 << 40);
     pub(super) const LIMIT: ValueKind = ValueKind::words(
         "none, auto, 1% to 100%, or bytes with k, m, g",
-        "is none of none, auto, 1% to 100%, and a number of bytes",
+        "is not a valid limit (none, auto, 1% to 100%, or bytes with k, m, g)",
         &[("none", 0), ("0", 0), ("auto", AUTO)],
     )
     .or_bytes_and_percentages();
     pub(super) const HIGH: ValueKind = ValueKind::words(
         "none, 1% to 100% of the limit, or bytes with k, m, g",
-        "is none of none, 1% to 100%, and a number of bytes",
+        "is not a valid bound (none, 1% to 100%, or bytes with k, m, g)",
         &[("none", 0), ("0", 0)],
     )
     .or_bytes_and_percentages();
     pub(super) const RESERVE: ValueKind = ValueKind::words(
         "auto, 1% to 100% of the limit, or bytes with k, m, g",
-        "is none of auto, 1% to 100%, and a number of bytes",
+        "is not a valid reserve (auto, 1% to 100%, or bytes with k, m, g)",
         &[("auto", AUTO)],
     )
     .or_bytes_and_percentages();

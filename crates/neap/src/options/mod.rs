@@ -15,6 +15,8 @@
 //!    table.
 //! 3. If a running process may change the option, add a [`Setting`] at the end of the enum,
 //!    since `neap set` sends its number. Name it in the row.
+//! 4. Read the field where it takes effect: in `Core::options` for a fixed option, in `settings.rs`
+//!    for one with a [`Setting`].
 
 use neap_os::fatal::{say, stop};
 use table::LONGEST_KEY;

@@ -64,7 +64,8 @@ macro_rules! options {
             text: $text,
             setting: [$(Setting::$setting)?].as_slice().first().copied(),
             kind: $kind,
-            // No closure: the function's name has the table's.
+            // A function, not a closure: its path begins with that of `TABLE`, which
+            // `xtask/src/library/depth.rs` matches.
             field: {
                 fn $key(options: &mut Options) -> Field<'_> {
                     Field::$variant(&mut options.$key)

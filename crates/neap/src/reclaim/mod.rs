@@ -216,10 +216,10 @@ impl<'a> Builder<'a> {
         Builder { batch: if objects == 0 { 1 } else { objects }, ..self }
     }
 
-    /// Declares that the cache serves many groups. The program [marks](mark) each group that gets
-    /// its first object. neap calls the functions for one marked group at a time, which the
-    /// [`Context`] names. If the builder also has a [`group`](Builder::group), that group is marked
-    /// from the start.
+    /// Declares that the cache serves many groups. The program [marks](mark) a group once the first
+    /// object of the group is visible to `count`. neap calls `count` and `scan` for one marked
+    /// group at a time, which the [`Context`] names. If the builder also has a
+    /// [`group`](Builder::group), neap marks that group at registration.
     pub const fn by_group(self) -> Self {
         Builder { by_group: true, ..self }
     }

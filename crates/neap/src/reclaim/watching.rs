@@ -94,8 +94,8 @@ impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
 pub(crate) struct Enough<'e, 'w, 'm, P: Platform, E> {
     pub(crate) watch: &'e Watch<'w, 'm, P>,
     pub(crate) enough: E,
-    /// Shrinkers take turns: in one visit, each is called for no longer than the budget of one
-    /// callback. Later passes do the rest.
+    /// Whether shrinkers take turns. If so, a visit starts no further callback of a shrinker once
+    /// its callbacks in this visit have taken the budget of one callback. Later passes continue.
     pub(crate) takes_turns: bool,
     /// Time when the first callback of a shrinker began.
     pub(crate) begun: Cell<u64>,

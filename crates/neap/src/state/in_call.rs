@@ -115,21 +115,23 @@ impl Learned {
         self.kept += again;
     }
 
-    /// Returns the bytes that frees may return before the next look. This look released `gone`
-    /// bytes, and left `rest` bytes of surplus, which `live` bytes of objects in use keep.
+    /// Returns the number of bytes that slow frees may return before the next look. The current
+    /// look released `gone` bytes and left `rest` bytes of surplus. neap cannot release these,
+    /// because `pinning` bytes of objects in use share their slabs.
     ///
-    /// At most the live bytes will be freed. Towards the end of a burst, a few objects keep many
-    /// pages, and no look follows the last frees. So looks become more frequent as `live` shrinks,
-    /// as long as they release memory.
-    pub(crate) fn after_stuck(&mut self, rest: u64, live: u64, gone: u64) -> u64 {
-        // Looks while the live bytes shrink are few anyway. Several looks may pass until `live` has
-        // shrunk by a sixteenth, because a slow free may return few objects.
-        let shrinks = live < self.live - self.live / 16;
-        if shrinks || live > self.live {
-            self.live = live;
+    /// The program can free at most the pinning bytes. Towards the end of a burst, few objects
+    /// prevent the release of many pages, and no look follows the last free. So the returned number
+    /// shrinks with `pinning`. It grows again after [`FRUITLESS_LOOKS_MAX`] looks in a row that
+    /// released less than [`FRUITFUL`] bytes.
+    pub(crate) fn after_stuck(&mut self, rest: u64, pinning: u64, gone: u64) -> u64 {
+        // Looks while the pinning bytes shrink are few anyway. Several looks may pass until they
+        // have shrunk by a sixteenth, because a slow free may return few objects.
+        let shrinks = pinning < self.live - self.live / 16;
+        if shrinks || pinning > self.live {
+            self.live = pinning;
         }
         self.fruitless = if shrinks || gone >= FRUITFUL { 1 } else { self.fruitless.saturating_add(1) };
-        let step = (rest.min(live) / 8).max(LEAST_STEP);
+        let step = (rest.min(pinning) / 8).max(LEAST_STEP);
         (step << self.fruitless.saturating_sub(FRUITLESS_LOOKS_MAX).min(16)).min(rest / 2)
     }
 

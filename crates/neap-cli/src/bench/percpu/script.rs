@@ -206,8 +206,8 @@ fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) ->
     })
 }
 
-/// Returns all pages over those that keep data, if each owner's data fills whole cache lines and
-/// follows the previous owner's data.
+/// Returns the ratio of all pages to the pages that hold data of remaining owners. Assumes that the
+/// data of each owner fills whole cache lines, and directly follows that of the previous owner.
 fn bound(owners: &[Vec<usize>], goes: &[bool], cpus: usize, page: usize) -> f64 {
     let (mut at, mut kept, mut beyond) = (0, 0, 0);
     for (sizes, goes) in owners.iter().zip(goes) {

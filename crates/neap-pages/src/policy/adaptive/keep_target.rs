@@ -8,16 +8,16 @@
 //! the list keeps as many pages as the swing.
 //!
 //! "Soon" weighs an idle page against a visit to the zone. It means before the next tick. If more
-//! than one visit in sixteen finds the zone's lock busy, it means before the fourth tick, since
+//! than one visit in sixteen finds the zone's mutex busy, it means before the fourth tick, since
 //! other threads wait for the lock too. Under a slow load, "soon" alone decides how many pages are
 //! kept.
 
 use super::super::{Limits, List};
 
 /// The most quarters of a second after a spill at which a request for a page still counts as soon,
-/// if the zone's lock is busy.
+/// if the zone's mutex is busy.
 const SOON_IF_BUSY_MAX: u8 = 3;
-/// Weight of a visit that finds the zone's lock busy, relative to one that does not.
+/// Weight of a visit that finds the zone's mutex busy, relative to one that does not.
 const BUSY_WEIGHT: u8 = 16;
 /// The largest sum of weights.
 const BUSY_WEIGHT_MAX: u8 = 8 * BUSY_WEIGHT;
@@ -33,7 +33,8 @@ pub(super) struct KeepTarget {
     moved_at_spill: u32,
     count_after_spill: u32,
     quarters_since_spill: u8,
-    /// Sum of the weights of visits that found the zone's lock busy, less one for each other visit.
+    /// Sum of the weights of visits that found the zone's mutex busy, less one for each other
+    /// visit.
     busy_weight: u8,
     /// Whether any of the spilled pages were asked for again.
     any_claimed: bool,
@@ -69,12 +70,12 @@ impl KeepTarget {
         self.pages = self.pages.max(limits.fixed.high).min(cap);
     }
 
-    /// Records a visit to the zone, before it is known whether the zone's lock is busy.
+    /// Records a visit to the zone, before it is known whether the zone's mutex is busy.
     pub(super) fn add_visit(&mut self) {
         self.busy_weight = self.busy_weight.saturating_sub(1);
     }
 
-    /// Records that the last visit found the zone's lock busy.
+    /// Records that the last visit found the zone's mutex busy.
     pub(super) fn add_busy_visit(&mut self) {
         self.busy_weight = (self.busy_weight + BUSY_WEIGHT).min(BUSY_WEIGHT_MAX);
     }
