@@ -337,8 +337,9 @@ pub struct Inside<'a> {
 }
 
 impl Inside<'_> {
-    /// Calls `body` with a value that no gate counts. It is for a host without a gate, and for a
-    /// caller that is inside and has no value at hand.
+    /// Calls `body` with a value that no gate counts. It is for a host without a gate, for a caller
+    /// that is inside and has no value at hand, and for one that has closed the gate or is the only
+    /// user of what the gate guards.
     #[inline(always)]
     pub fn assume<R>(body: impl FnOnce(&Inside<'_>) -> R) -> R {
         let lane = AtomicU32::new(0);

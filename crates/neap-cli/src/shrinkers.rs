@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::groups::ReadGroups as Groups;
 use crate::look::allowance::{ALLOCATION, Allowance};
-use crate::look::control_channel::{ChannelRequest, ControlChannel, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
+use crate::look::control_channel::{Asleep, ChannelRequest, ControlChannel, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
 use crate::look::foreign::escaped;
 use crate::look::silence::has_neaps_thread;
 use crate::look::stat_reader::{Page, ProcessStatus};
@@ -330,7 +330,7 @@ struct ShrinkersJson<S: Serialize> {
 /// Offset of the number of objects in the answer.
 const OBJECTS: usize = 56;
 
-/// Whether a process has no shrinkers. A process with shrinkers has a thread of neap's.
+/// Whether a process had no shrinkers when it wrote its text, which it does when it makes some.
 fn has_none(process: &ProcessStatus, page: &Page) -> bool {
     page.object.get("has_shrinkers") == Some(&Value::Bool(false)) && !has_neaps_thread(&process.handle)
 }
@@ -340,7 +340,7 @@ pub(crate) fn show(subject: &Subject, is_json: bool) -> Result<ExitCode> {
     let (process, seen) = subject.look(|process| {
         for page in process.pages()? {
             let asked = match Seen::ask(process, &page) {
-                Err(_) if has_none(process, &page) => None,
+                Err(error) if error.is::<Asleep>() && has_none(process, &page) => None,
                 asked => asked?,
             };
             if let Some(mut seen) = asked {

@@ -80,28 +80,32 @@ fn numbers_with_layout(address: usize) -> String {
         "bounds" | "kinds" => 4,
         "events" => 10,
         "first_chunk" => 1 << 20,
-        "group_length" => 512,
-        "name_length" => 56,
-        "handle_address_bits" | "stock_bytes_bits" | "id_bits" => 20,
+        "group_length" => 8,
+        "handle_address_bits" => 48,
+        "stock_bytes_bits" | "id_bits" => 20,
+        "nodes" => 1,
         name if name.starts_with("at_") => address + 8,
         name if name.ends_with("_table") => address,
         name if name.starts_with("in_group_is") || name.starts_with("in_group_stalls") => 100,
         _ => 0,
     };
     let layout: Vec<String> = LAYOUT.split(' ').map(|name| format!("\"{name}\":{}", value(name))).collect();
-    let memory = format!("\"memory\":{{\"groups\":{{{}}},\"per_cpu\":null}}", layout.join(","));
+    let per_cpu = format!("{{\"cpus\":8192,\"offsets_table\":{address}}}");
+    let memory = format!("\"memory\":{{\"groups\":{{{}}},\"per_cpu\":{per_cpu}}}", layout.join(","));
     NUMBERS.replacen('{', &format!("{{{memory},"), 1)
 }
 
-/// Maps memory for the roles with a layout. Its first word is its address, and the other words are
-/// large numbers. If `is_slow`, a read of it never returns; `None` if the system allows none such.
+/// Maps memory for the roles with a layout. Its first word is its address. Each further word is a
+/// group, with counts in one of 2048 classes, or the number of groups. If `is_slow`, a read of the
+/// memory never returns; `None` if the system allows none such.
 fn mapped(is_slow: bool) -> Option<usize> {
-    const LENGTH: usize = 1 << 20;
+    const LENGTH: usize = 256 << 20;
+    const GROUPS: usize = 90_000;
     const USERFAULTFD_USER_MODE_ONLY: libc::c_int = 1;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: maps new memory at an address of the kernel's choice.
     let memory = unsafe {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         libc::mmap(core::ptr::null_mut(), LENGTH, protection, flags, -1, 0)
     };
     assert_ne!(memory, libc::MAP_FAILED);
@@ -121,8 +125,10 @@ fn mapped(is_slow: bool) -> Option<usize> {
         return is_done.then_some(memory as usize);
     }
     // SAFETY: the mapping has room for these words, and nothing else uses it yet.
-    let words = unsafe { core::slice::from_raw_parts_mut(memory.cast::<u64>(), LENGTH / 8) };
-    words.fill(memory as u64 & 0xff_ffff | 1);
+    let words = unsafe { core::slice::from_raw_parts_mut(memory.cast::<u64>(), GROUPS) };
+    for (at, word) in words.iter_mut().enumerate() {
+        *word = (at as u64 % 2048) << 48 | GROUPS as u64;
+    }
     words[0] = memory as u64;
     Some(memory as usize)
 }
@@ -288,8 +294,10 @@ fn hostile_layouts_of_memory_cost_bounded_time_and_bytes() {
     let ended = hostile.run("stat", &["--groups"]);
     assert_eq!((ended.code, hostile.answered()), (Some(0), 1), "it is asked: {}", ended.said);
     for role in ["memory of many", "memory that waits"] {
-        let ended = Hostile::start(role).run("stat", &["--groups", "--timeout", "2"]);
-        assert!(ended.code.is_some(), "{role}: {}", ended.said);
+        for json in [&[][..], &["--json"]] {
+            let ended = Hostile::start(role).run("stat", &[&["--groups", "--timeout", "5"], json].concat());
+            assert!(ended.code.is_some(), "{role}: {}", ended.said);
+        }
     }
 }
 

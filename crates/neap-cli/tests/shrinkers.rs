@@ -98,8 +98,6 @@ fn neaps_own_caches_are_seen_and_asked_in_any_program() {
     assert!(freed >= 1000 && objects(&now) + freed / 2 < objects(&seen), "{text} {now}");
 }
 
-/// Without threads of neap's, any call of the program scans neap's own caches. The program's caches
-/// are refused, with a reason.
 #[test]
 fn a_sleeping_process_without_a_thread_has_no_shrinkers() {
     let mut program = Program::start("burst", "background:off", &[]);
@@ -109,6 +107,8 @@ fn a_sleeping_process_without_a_thread_has_no_shrinkers() {
     assert!(report.status.success() && text.ends_with(" has no shrinkers.\n"), "{text}");
 }
 
+/// Without threads of neap's, any call of the program scans neap's own caches. The program's caches
+/// are refused, with a reason.
 #[test]
 fn shrink_without_background_thread_serves_only_neap_caches() {
     let mut program = Program::start_alone("cache", "background:off");

@@ -213,7 +213,7 @@ impl Subscribers {
     }
 
     /// Locks the subscriptions.
-    pub(crate) fn lock(&self, _: &Inside<'_>) -> Guard<'_, FreeSubscriptions> {
+    pub(crate) fn lock<'a>(&'a self, _: &'a Inside<'_>) -> Guard<'a, FreeSubscriptions> {
         self.lists.lock()
     }
 

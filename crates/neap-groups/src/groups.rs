@@ -15,8 +15,8 @@
 //! # Locking
 //!
 //! A thread holds no mutex while it waits for room, or while the host reclaims. Threads take
-//! mutexes only inside the host's fork gate, so a fork finds no mutex held. Functions for
-//! such threads take an [`Inside`] as the proof.
+//! mutexes only inside the host's fork gate, so a fork finds no mutex held. Most functions of
+//! [`Groups`] for such threads take an [`Inside`] as the proof.
 
 use crate::counts_memory::{counts_of_new_group, drop_counts};
 use crate::error::GroupError;

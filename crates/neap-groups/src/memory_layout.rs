@@ -4,7 +4,7 @@
 //! A monitor computes offsets and sizes from the fields alone, so it may be of another version than
 //! this crate. It takes no lock: while threads charge, it may read numbers of different moments.
 
-use crate::group::{Bound, Counters, Event, Group, SharedName};
+use crate::group::{Bound, Counters, Event, Group, LONGEST_NAME, SharedName};
 use crate::groups::Groups;
 use crate::id::{ID_BITS, Kind};
 use crate::table::FIRST;
@@ -49,7 +49,7 @@ impl Groups {
             ("in_group_stalled", offset_of!(Group, stalled)),
             ("in_group_local_events", offset_of!(Group, local_events)),
             ("in_group_events_below", offset_of!(Group, events_below)),
-            ("name_length", size_of::<SharedName>() - offset_of!(SharedName, words)),
+            ("name_length", LONGEST_NAME),
             ("stocks_table", stocks.lines),
             ("stocks_cpus", stocks.cpus),
             ("stocks_stride", stocks.stride),

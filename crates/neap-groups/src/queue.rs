@@ -203,7 +203,7 @@ impl Waiters {
         Waiters { table: Table::new(), lists: Mutex::new(lists), flushed: AtomicU64::new(0) }
     }
 
-    pub(crate) fn lock<'w>(&'w self, _: &Inside<'_>, tree: &'w Tree) -> Queues<'w> {
+    pub(crate) fn lock<'w>(&'w self, _: &'w Inside<'_>, tree: &'w Tree) -> Queues<'w> {
         Queues { table: &self.table, tree, lists: self.lists.lock() }
     }
 

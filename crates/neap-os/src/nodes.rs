@@ -169,7 +169,7 @@ fn get_mempolicy(flags: usize) -> Result<(i32, u64), Errno> {
 /// The memory node nearest to a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NearestNode {
-    /// The node.
+    /// The node, a number below that of the platform's nodes.
     pub node: usize,
     /// Whether the node is permanently that of every thread on the same CPU.
     pub is_of_cpu: bool,

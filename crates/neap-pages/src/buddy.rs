@@ -9,8 +9,8 @@
 //! freed, and cleared when the system has taken the memory. The bits of a block's pages determine
 //! its list.
 //!
-//! Runs are in `runs`, chains for the CPU lists in `chains`, and detached blocks in `detach`. This
-//! module makes no system call and knows neither budget nor time.
+//! Runs are in `runs`, chains for the CPU lists in `block_batch`, and detached blocks in `isolate`.
+//! This module makes no system call and knows neither budget nor time.
 //!
 //! # Locking
 //!

@@ -23,19 +23,36 @@ const MOST_OF_GROUP: usize = 4096;
 const MOST_CPUS: usize = 8192;
 const MOST_NODES: usize = 1024;
 /// Most classes of offsets of per-CPU data.
-const MOST_CLASSES: usize = 1 << 16;
+const MOST_CLASSES: usize = 2048;
 /// Most slots of groups, and the groups that are read at once.
 const MOST_SLOTS: u64 = 1 << 24;
 const AT_ONCE: usize = 256;
 /// Chunks of the table of groups.
 const MOST_CHUNKS: usize = 16;
 
-/// A group in the table, with the slot of its parent.
-struct TableEntry {
-    group: ReportedGroup,
-    parent: u64,
-    /// Word that leads to its per-CPU counts.
-    counts: u64,
+/// The groups of the table, in the order of their slots.
+#[derive(Default)]
+struct TableEntries {
+    /// `parent` is a slot until [`TableEntries::name_parents`] replaces it.
+    groups: Vec<ReportedGroup>,
+    slots: Vec<u64>,
+    /// Words that lead to the groups' per-CPU counts.
+    counts: Vec<u64>,
+}
+
+impl TableEntries {
+    /// Replaces each parent's slot by its id. A group that was read before its parent was made gets
+    /// an id that no group has, and is left out later.
+    fn name_parents(&mut self) {
+        let ids: Vec<u64> = self.groups.iter().map(|group| group.id).collect();
+        for (group, &slot) in self.groups.iter_mut().zip(&self.slots) {
+            group.parent = match self.slots.binary_search(&group.parent) {
+                _ if slot == 0 => 0,
+                Ok(at) => ids[at],
+                Err(_) => u64::MAX,
+            };
+        }
+    }
 }
 
 /// Reads all groups.
@@ -49,43 +66,32 @@ pub(super) fn read(
     let expected = [Bound::ALL.len(), Kind::ALL.len(), Event::ALL.len()].map(|length| Some(length as u64));
     ensure!(parts == expected, "its groups are of another version of neap");
     let mut entries = entries(memory, layout, allowance)?;
+    entries.name_parents();
     if let Some(per_cpu) = per_cpu {
-        read_kinds(memory, layout, per_cpu, &mut entries)?;
+        read_kinds(memory, layout, per_cpu, &mut entries, allowance)?;
     }
-    let ids: BTreeMap<u64, u64> = entries.iter().map(|(&slot, entry)| (slot, entry.group.id)).collect();
     let [dying, known, fences] =
         memory.shorts([layout.get("at_dying")?, layout.get("at_ids")?, layout.get("at_fences")?])?;
-    let mut seen = ReadGroups {
+    Ok(ReadGroups {
         unused: stocked(memory, layout, allowance)?,
+        groups: entries.groups,
         dying,
         ids: known,
         fences,
         metadata: layout.get("bytes")?,
         is_from_memory: true,
         ..ReadGroups::default()
-    };
-    seen.groups = entries
-        .into_values()
-        .map(|TableEntry { group, parent, .. }| ReportedGroup {
-            parent: ids.get(&parent).copied().unwrap_or(0),
-            ..group
-        })
-        .collect();
-    Ok(seen)
+    })
 }
 
-/// Reads the groups of all slots in use, by slot.
-fn entries(
-    memory: &RemoteMemory<'_>,
-    layout: MemoryLayout<'_>,
-    allowance: &Allowance,
-) -> Result<BTreeMap<u64, TableEntry>> {
+/// Reads the groups of all slots in use.
+fn entries(memory: &RemoteMemory<'_>, layout: MemoryLayout<'_>, allowance: &Allowance) -> Result<TableEntries> {
     let [slots] = memory.shorts([layout.get("at_slots")?])?;
     let (length, first) = (layout.size("group_length", MOST_OF_GROUP)?, layout.get("first_chunk")?);
     ensure!(slots <= MOST_SLOTS && length > 0 && first > 0, "{slots} slots of groups");
     let chunks = memory.words(layout.get("chunks_table")?, MOST_CHUNKS)?;
     // The first chunk is as long as the second, and each later one as long as all before it.
-    let (mut entries, mut start, mut chunk_length) = (BTreeMap::new(), 0_u64, first);
+    let (mut entries, mut start, mut chunk_length) = (TableEntries::default(), 0_u64, first);
     for (number, &chunk) in chunks.iter().enumerate() {
         let end = start.saturating_add(chunk_length).min(slots);
         for from in (start..end).step_by(AT_ONCE) {
@@ -93,9 +99,11 @@ fn entries(
             let address = chunk.saturating_add((from - start) * length as u64);
             let bytes = memory.read(vec![(address, count * length)])?;
             for (slot, bytes) in (from..).zip(bytes.chunks_exact(length)) {
-                if let Some(entry) = entry(layout, bytes)? {
-                    allowance.take(size_of::<TableEntry>() + entry.group.name.len() + 3 * ALLOCATION)?;
-                    entries.insert(slot, entry);
+                if let Some((group, counts)) = entry(layout, bytes)? {
+                    allowance.take(size_of::<ReportedGroup>() + group.name.len() + 2 * ALLOCATION + 3 * 8)?;
+                    entries.groups.push(group);
+                    entries.slots.push(slot);
+                    entries.counts.push(counts);
                 }
             }
         }
@@ -107,8 +115,9 @@ fn entries(
     Ok(entries)
 }
 
-/// Reads an entry of the table. `None` for a free slot, and for a group that is being deleted.
-fn entry(layout: MemoryLayout<'_>, bytes: &[u8]) -> Result<Option<TableEntry>> {
+/// Reads an entry of the table: the group, with its parent's slot as `parent`, and the word of its
+/// counts. `None` for a free slot, and for a group that is being deleted.
+fn entry(layout: MemoryLayout<'_>, bytes: &[u8]) -> Result<Option<(ReportedGroup, u64)>> {
     let at = |name: &str| layout.size(name, MOST_OF_GROUP);
     let long = |name: &str| at(name).map(|at| long_at(bytes, at));
     let short = |name: &str| at(name).map(|at| short_at(bytes, at));
@@ -129,6 +138,7 @@ fn entry(layout: MemoryLayout<'_>, bytes: &[u8]) -> Result<Option<TableEntry>> {
     };
     let group = ReportedGroup {
         id,
+        parent: short("in_group_parent")?,
         name: name_of(short("in_group_name_length")?, &words_of(bytes.get(name).unwrap_or_default())),
         charged: long("in_group_usage")?,
         peak: long("in_group_peak")?,
@@ -138,7 +148,7 @@ fn entry(layout: MemoryLayout<'_>, bytes: &[u8]) -> Result<Option<TableEntry>> {
         local_events: core::array::from_fn(|at| list(local, at)),
         ..ReportedGroup::default()
     };
-    Ok(Some(TableEntry { group, parent: short("in_group_parent")?, counts: long("in_group_counts")? }))
+    Ok(Some((group, long("in_group_counts")?)))
 }
 
 /// Adds up the bytes of each group by kind. A group has a word for each node and kind on each CPU.
@@ -146,17 +156,23 @@ fn read_kinds(
     memory: &RemoteMemory<'_>,
     layout: MemoryLayout<'_>,
     per_cpu: MemoryLayout<'_>,
-    entries: &mut BTreeMap<u64, TableEntry>,
+    entries: &mut TableEntries,
+    allowance: &Allowance,
 ) -> Result<()> {
     let (cpus, nodes) = (per_cpu.size("cpus", MOST_CPUS)?, layout.size("nodes", MOST_NODES)?);
     let (table, bits) = (per_cpu.get("offsets_table")?, layout.size("handle_address_bits", 63)?);
+    ensure!(cpus > 0 && nodes > 0, "{cpus} CPUs and {nodes} nodes");
     let length = nodes * Kind::ALL.len() * 8;
     let mut offsets: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-    for entry in entries.values_mut().filter(|entry| entry.counts != 0) {
-        let (address, class) = (entry.counts & ((1 << bits) - 1), entry.counts >> bits);
+    let counted = entries.groups.iter_mut().zip(&entries.counts).filter(|(_, counts)| **counts != 0);
+    for (group, counts) in counted {
+        let (address, class) = (counts & ((1 << bits) - 1), counts >> bits);
         ensure!(class < MOST_CLASSES as u64, "class {class} of per-CPU data");
         let offsets = match offsets.entry(class) {
-            Entry::Vacant(vacant) => vacant.insert(memory.words(table.saturating_add(class * cpus as u64 * 8), cpus)?),
+            Entry::Vacant(vacant) => {
+                allowance.take(cpus * 8 + ENTRY + ALLOCATION)?;
+                vacant.insert(memory.words(table.saturating_add(class * cpus as u64 * 8), cpus)?)
+            }
             Entry::Occupied(known) => known.into_mut(),
         };
         let copies = offsets.iter().map(|offset| (address.wrapping_add(*offset), length)).collect();
@@ -165,7 +181,7 @@ fn read_kinds(
             let sum = &mut sums[at % Kind::ALL.len()];
             *sum = sum.wrapping_add(word.cast_signed());
         }
-        entry.group.kinds = sums.map(|sum| sum.max(0).cast_unsigned());
+        group.kinds = sums.map(|sum| sum.max(0).cast_unsigned());
     }
     Ok(())
 }

@@ -47,6 +47,17 @@ impl Allowance {
         self.ensure_time()
     }
 
+    /// The bytes that are left, for [`Allowance::give_back`].
+    pub(crate) fn mark(&self) -> usize {
+        self.bytes.get()
+    }
+
+    /// Gives back all bytes that were taken since `mark`. The caller has dropped what they were
+    /// taken for.
+    pub(crate) fn give_back(&self, mark: usize) {
+        self.bytes.set(mark);
+    }
+
     /// Checks that time is left.
     ///
     /// # Errors

@@ -11,6 +11,7 @@
 //! request earlier if the process [cannot answer](crate::look::silence). All requests of a command
 //! share the time of its [allowance](crate::look::allowance).
 
+use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use std::fs::{File, OpenOptions};
@@ -81,6 +82,23 @@ pub(crate) fn name_of(length: u64, words: &[u64]) -> String {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
     escaped(&bytes).replace('/', "\\u{2f}")
 }
+
+/// The error of a request to a process without neap's thread whose own threads sleep.
+#[derive(Debug)]
+pub(crate) struct Asleep(i32);
+
+impl fmt::Display for Asleep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "process {} has not answered: it has no thread of neap's (NEAP=background:on gives it one), and its own \
+             threads sleep; the request is withdrawn",
+            self.0
+        )
+    }
+}
+
+impl core::error::Error for Asleep {}
 
 /// The mapped part of a page that holds requests and answers.
 pub(crate) struct ControlChannel<'a> {
@@ -198,10 +216,7 @@ impl<'a> ControlChannel<'a> {
                         "process {pid} has not answered: it is stopped, by a signal or a debugger, and has to go on \
                          first; the request is withdrawn"
                     ),
-                    Some(Silence::Asleep) => anyhow!(
-                        "process {pid} has not answered: it has no thread of neap's (NEAP=background:on gives it one), \
-                         and its own threads sleep; the request is withdrawn"
-                    ),
+                    Some(Silence::Asleep) => Asleep(pid).into(),
                     None => self.unanswered(),
                 });
             }

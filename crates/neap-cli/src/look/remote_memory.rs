@@ -6,11 +6,13 @@
 //! processes of the user where `kernel.yama.ptrace_scope` is 1. Reading stops no thread.
 //!
 //! A hostile process can make a page that takes for ever to read. So a thread of this command
-//! reads, and the command waits for it no longer than its [allowance](crate::look::allowance).
+//! reads, and the command waits for it no longer than its [allowance](crate::look::allowance). The
+//! thread reads by `process_vm_readv`, whose waits end with the command, unlike those of
+//! `/proc/PID/mem`. At most [`READERS_MAX`] such threads exist.
 
-use std::fs::File;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
@@ -18,14 +20,39 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Map, Value};
 
 use crate::look::allowance::Allowance;
-use crate::look::silence::has_neaps_thread;
+use crate::look::handle::ProcessHandle;
+use crate::look::silence::Threads;
 use crate::look::stat_reader::{Page, ProcessStatus};
 
 /// Most bytes that are read at once.
 const MOST_AT_ONCE: usize = 4 << 20;
+/// Most places of one system call (`UIO_MAXIOV`).
+const PLACES_MAX: usize = 1024;
+/// Most threads that read. Those of hostile processes may wait for as long as the command runs.
+const READERS_MAX: usize = 16;
+/// Number of threads that read.
+static READERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Address and length of bytes to read.
 pub(crate) type Place = (u64, usize);
+
+/// One of the [`READERS`].
+struct MemoryReader;
+
+impl MemoryReader {
+    fn begin() -> Result<MemoryReader> {
+        let reader = MemoryReader;
+        let others = READERS.fetch_add(1, Ordering::Relaxed);
+        ensure!(others < READERS_MAX, "{others} processes have memory that cannot be read in time");
+        Ok(reader)
+    }
+}
+
+impl Drop for MemoryReader {
+    fn drop(&mut self) {
+        READERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// The memory of a process.
 pub(crate) struct RemoteMemory<'a> {
@@ -35,15 +62,15 @@ pub(crate) struct RemoteMemory<'a> {
 }
 
 impl<'a> RemoteMemory<'a> {
-    /// Opens the memory of a process.
     fn open(process: &'a ProcessStatus) -> Result<RemoteMemory<'a>> {
-        let file = File::open(process.handle.path("mem")).map_err(|error| process.refused(error))?;
         let (requests, received) = channel::<Vec<Place>>();
         let (answer, answers) = channel();
+        let (reader, handle) = (MemoryReader::begin()?, Arc::clone(&process.handle));
         // The thread ends with the sender of requests, or with the command.
-        std::thread::Builder::new()
-            .name("neap-memory".into())
-            .spawn(move || received.iter().all(|places| answer.send(read(&file, &places)).is_ok()))?;
+        std::thread::Builder::new().name("neap-memory".into()).spawn(move || {
+            let _reader = reader;
+            received.iter().all(|places| answer.send(read(&handle, &places)).is_ok())
+        })?;
         Ok(RemoteMemory { allowance: &process.allowance, requests, answers })
     }
 
@@ -55,7 +82,12 @@ impl<'a> RemoteMemory<'a> {
         let left = self.allowance.end().saturating_duration_since(Instant::now());
         self.requests.send(places).context("the reading thread has ended")?;
         let bytes = self.answers.recv_timeout(left).map_err(|_| anyhow!("its memory was not read in time"))?;
-        bytes.context("cannot read its memory")
+        bytes.map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                anyhow!("reading its memory is not permitted (see kernel.yama.ptrace_scope): run this as root")
+            }
+            _ => anyhow::Error::new(error).context("cannot read its memory"),
+        })
     }
 
     /// Reads words of 64 bits.
@@ -76,15 +108,35 @@ impl<'a> RemoteMemory<'a> {
     }
 }
 
-fn read(file: &File, places: &[Place]) -> io::Result<Vec<u8>> {
+/// Reads all places, or fails.
+fn read(handle: &ProcessHandle, places: &[Place]) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; places.iter().map(|(_, length)| length).sum()];
-    let mut rest = &mut bytes[..];
-    for &(address, length) in places {
-        let (part, after) = rest.split_at_mut(length);
-        file.read_exact_at(part, address)?;
-        rest = after;
+    let mut at = 0;
+    for places in places.chunks(PLACES_MAX) {
+        let length: usize = places.iter().map(|(_, length)| length).sum();
+        let part = &mut bytes[at..at + length];
+        let own = libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: length };
+        let remote: Vec<libc::iovec> = places
+            .iter()
+            .map(|&(address, length)| libc::iovec {
+                iov_base: core::ptr::without_provenance_mut(address as usize),
+                iov_len: length,
+            })
+            .collect();
+        // SAFETY: the call writes only to `part`, which is live and as long as `own` says. It reads
+        // the lists, and checks the addresses of the other process by itself.
+        let count =
+            unsafe { libc::process_vm_readv(handle.pid, &raw const own, 1, remote.as_ptr(), remote.len() as u64, 0) };
+        if count < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if count.cast_unsigned() != length {
+            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+        }
+        at += length;
     }
-    Ok(bytes)
+    // A process that still runs had this number during the calls.
+    if handle.has_ended() { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(bytes) }
 }
 
 /// Returns bytes as words of 64 bits.
@@ -137,22 +189,32 @@ pub(crate) enum Haste {
     Some,
 }
 
-/// Asks a process that has a thread of neap's, and reads the memory of another one. Falls back on
-/// the other way. Where the memory cannot be read, waits for the answer according to `haste`.
+/// Asks a process, and reads its memory if it does not answer. Reads first if no thread of the
+/// process can answer. Where the memory cannot be read, waits for the answer according to `haste`.
 ///
 /// # Errors
-/// If neither way works, the error of `ask`.
+/// If neither way works, both reasons.
 pub(crate) fn ask_or_read<'p, T>(
     process: &'p ProcessStatus,
     layout: Option<MemoryLayout<'p>>,
     haste: Haste,
-    ask: impl FnOnce(Haste) -> Result<T>,
-    read: impl FnOnce(&RemoteMemory<'p>, MemoryLayout<'p>) -> Result<T>,
+    ask: impl Fn(Haste) -> Result<T>,
+    read: impl Fn(&RemoteMemory<'p>, MemoryLayout<'p>) -> Result<T>,
 ) -> Result<T> {
-    let Some((memory, layout)) = RemoteMemory::open(process).ok().zip(layout) else { return ask(haste) };
-    if has_neaps_thread(&process.handle) {
-        ask(Haste::Some).or_else(|error| read(&memory, layout).map_err(|_| error))
-    } else {
-        read(&memory, layout).or_else(|_| ask(haste))
+    let Some(layout) = layout else { return ask(haste) };
+    let read = || {
+        let mark = process.allowance.mark();
+        let read = RemoteMemory::open(process).and_then(|memory| read(&memory, layout));
+        read.inspect_err(|_| process.allowance.give_back(mark))
+    };
+    let unread = |error: anyhow::Error, why: &anyhow::Error| error.context(format!("its memory was not read: {why:#}"));
+    let can_answer = Threads::look(&process.handle).is_none_or(|threads| threads.has_neaps || threads.runs_any);
+    if !can_answer {
+        return read().or_else(|why| ask(haste).map_err(|error| unread(error, &why)));
     }
+    let mark = process.allowance.mark();
+    ask(Haste::Some).or_else(|error| {
+        process.allowance.give_back(mark);
+        read().or_else(|why| if haste == Haste::Some { Err(unread(error, &why)) } else { ask(haste) })
+    })
 }

@@ -28,17 +28,17 @@ pub(crate) enum Silence {
 
 /// The state of all threads of a process at a look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Threads {
+pub(crate) struct Threads {
     are_stopped: bool,
-    runs_any: bool,
-    has_neaps: bool,
+    pub(crate) runs_any: bool,
+    pub(crate) has_neaps: bool,
     /// Number of times that the threads went to sleep or were preempted.
     switches: u64,
 }
 
 impl Threads {
     /// Reads the states of all threads. `None` if there are too many, or the process ends.
-    fn look(handle: &ProcessHandle) -> Option<Threads> {
+    pub(crate) fn look(handle: &ProcessHandle) -> Option<Threads> {
         let mut seen = Threads { are_stopped: true, ..Threads::default() };
         for (count, thread) in fs::read_dir(handle.path("task")).ok()?.enumerate() {
             if count == MOST_THREADS {

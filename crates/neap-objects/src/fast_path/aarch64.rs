@@ -24,7 +24,8 @@ macro_rules! take_top {
         // again (27):     next := limit
         //                 value := null
         //                 if place >= next: go to end (23)
-        //                 area := offset of the rseq area
+        //                 next := first, by a sum with next
+        //                 area := offset of the rseq area, in front of next
         //                 place := size in grains
         //                 place := offset of the stack for place grains
         //                 area := area + thread pointer
@@ -38,8 +39,8 @@ macro_rules! take_top {
         // Registers: first: address of CPU 0's entry. place: the size, then the size in grains,
         // then the stack's offset, then its address. area: address of the rseq area, then the word
         // of the state table, then the state. t: scratch, the thread pointer, see pop_sequence,
-        // then the address of the state byte. next: the limit, then see pop_sequence. value: the
-        // object.
+        // then the address of the state byte. next: the limit, then CPU 0's entry, then see
+        // pop_sequence. value: the object.
         asm!(
             "27:",
             "ldur {next}, [{first}, #{limit}]",

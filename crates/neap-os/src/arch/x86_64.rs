@@ -188,7 +188,7 @@ pub(crate) unsafe extern "C" fn call_on_stack(
     // rsp := rbp; pop rbp
     //
     // Registers: rdi: top, then argument. rsi: function. rdx: argument. rbp: the caller's stack
-    // pointer.
+    // pointer, less 16.
     naked_asm!(
         ".cfi_startproc",
         "push rbp",

@@ -72,6 +72,8 @@ impl<P: Platform> Mm<P> {
             // and no callback of it runs. `source` opened it.
             unsafe { second.close(source) };
         }
+        // Publishes that there are shrinkers.
+        self.ticked();
         Ok(Reclaiming { source: *source, groups: grouped.groups(), reclaim })
     }
 

@@ -50,7 +50,7 @@
 ///
 /// | register | holds |
 /// |---|---|
-/// | `offset` | offset of the rseq area, until the start |
+/// | `offset` | offset of the rseq area |
 /// | `t` | address of the descriptor, until the start |
 ///
 /// The abort exit unwinds as if the sequence had called it without a return address on the stack.
@@ -195,7 +195,7 @@ macro_rules! pop_sequence {
 /// otherwise on the next stack behind it. Changes `place`, `home` and `t`.
 ///
 /// ```text
-/// look: if t, the CPU's id, is not home: place := place + 24
+/// look: if the low 16 bits of t, the CPU's id, and of home differ: place := place + 24
 /// place := region + place
 /// t := head
 /// if t = end of the stack: go to full
