@@ -47,10 +47,10 @@ impl Nodes {
         };
         let Some(online) = list(c"/sys/devices/system/node/online") else { return Nodes::ONE };
         // A refused call (containers often refuse both) means the default policy, and every node.
-        if get_mempolicy(0).is_ok_and(|(mode, _)| mode != 0) {
+        if get_mempolicy(0).is_ok_and(|policy| policy.mode != 0) {
             return Nodes::ONE;
         }
-        let allowed = get_mempolicy(ALLOWED).map_or(u64::MAX, |(_, mask)| mask);
+        let allowed = get_mempolicy(ALLOWED).map_or(u64::MAX, |policy| policy.nodes);
         let usable = |id: usize| memory.contains(id) && allowed >> id & 1 == 1;
         Nodes::describe(
             usable,
@@ -154,16 +154,23 @@ impl Nodes {
 /// Length argument for a mask of one word. The kernel reads one bit fewer than this argument.
 const MASK_BITS: usize = u64::BITS as usize + 1;
 
-/// This thread's memory policy and the policy's nodes. With `MPOL_F_MEMS_ALLOWED`, the nodes are
-/// those that the process may use. The kernel requires that the mask has room for every node that
-/// it supports.
-fn get_mempolicy(flags: usize) -> Result<(i32, u64), Errno> {
+/// A memory policy.
+struct MemoryPolicy {
+    /// `MPOL_DEFAULT`, which is 0, or another mode.
+    mode: i32,
+    /// A bit for each of its nodes, by the kernel's ids.
+    nodes: u64,
+}
+
+/// This thread's memory policy. With `MPOL_F_MEMS_ALLOWED`, the nodes are those that the process may
+/// use. The kernel requires that the mask has room for every node that it supports.
+fn get_mempolicy(flags: usize) -> Result<MemoryPolicy, Errno> {
     let (mut mode, mut mask) = (0_i32, [0_u64; 1024 / 64]);
     let number = linux_raw_sys::general::__NR_get_mempolicy as usize;
     let (at_mode, at_mask) = ((&raw mut mode).expose_provenance(), mask.as_mut_ptr().expose_provenance());
     // SAFETY: the kernel writes the mode, and at most as many bits of the mask as the call states.
     unsafe { syscall5(number, at_mode, at_mask, size_of_val(&mask) * 8, 0, flags) }?;
-    Ok((mode, mask[0]))
+    Ok(MemoryPolicy { mode, nodes: mask[0] })
 }
 
 /// The memory node nearest to a thread.
