@@ -5,7 +5,7 @@
 //! to be zero. So the tests compare for equality.
 
 use crate::buddy::{Buddy, Memory, take_out};
-use crate::isolate::DetachedChunks;
+use crate::isolate::{DetachedBlock, DetachedChunks};
 use crate::units::CHUNK;
 use neap_base::{Order, Pfn};
 use proptest::prelude::*;
@@ -140,7 +140,7 @@ fn small_step(tiny: &mut Tiny, model: &mut Small, step: Step) -> bool {
             }
         }
         Step::Release => {
-            let Some((pfn, order, backed)) = tiny.buddy.detach_block(u32::MAX, Order(0)) else {
+            let Some(DetachedBlock { pfn, order, backed }) = tiny.buddy.detach_block(u32::MAX, Order(0)) else {
                 assert_eq!(model.free & model.dirty, 0);
                 return false;
             };
@@ -350,7 +350,7 @@ fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
             assert!(*fails || small.all(|pfn| model.dirty(pfn, CHUNK) == 0), "a chunk was passed over");
         }
         Large::Release(pages) => {
-            if let Some((pfn, order, backed)) = buddy.detach_block(*pages, Order(0)) {
+            if let Some(DetachedBlock { pfn, order, backed }) = buddy.detach_block(*pages, Order(0)) {
                 assert!(backed <= *pages && backed == model.dirty(pfn, order.pages()));
                 assert!(model.is_free(pfn, order.pages()));
                 buddy.attach(pfn, order.pages(), order.pages());
@@ -358,7 +358,7 @@ fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
             }
         }
         Large::Part(pages, least) => {
-            if let Some((pfn, order, backed)) = buddy.detach_part(*pages, Order(*least)) {
+            if let Some(DetachedBlock { pfn, order, backed }) = buddy.detach_part(*pages, Order(*least)) {
                 assert!(order >= Order(*least) && backed > 0 && backed <= *pages);
                 assert!(backed == model.dirty(pfn, order.pages()) && model.is_free(pfn, order.pages()));
                 buddy.attach(pfn, order.pages(), order.pages());

@@ -24,6 +24,14 @@ pub(crate) struct DetachedChunks {
     pub(crate) backed: u32,
 }
 
+/// A block that was detached.
+pub(crate) struct DetachedBlock {
+    pub(crate) pfn: Pfn,
+    pub(crate) order: Order,
+    /// Its backed pages.
+    pub(crate) backed: u32,
+}
+
 impl Buddy {
     /// Detaches the highest backed chunk below chunk `below` that has at most `pages` backed pages,
     /// and the adjacent backed chunks under it. Detaches at most `most` chunks with together at
@@ -49,18 +57,17 @@ impl Buddy {
         Some(DetachedChunks { first, count: top - first + 1, backed: sum })
     }
 
-    /// Detaches one block of at least order `least` with at most `pages` backed pages. Returns the
-    /// block, its order and its number of backed pages.
-    pub(crate) fn detach_block(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
+    /// Detaches one block of at least order `least` with at most `pages` backed pages.
+    pub(crate) fn detach_block(&mut self, pages: u32, least: Order) -> Option<DetachedBlock> {
         let (pfn, order, class, backed) = self.oldest_backed(least, pages)?;
         self.detach(pfn, order, class);
-        Some((pfn, order, backed))
+        Some(DetachedBlock { pfn, order, backed })
     }
 
     /// Detaches a part with at most `pages` backed pages of a chunk or block that has more. Halves
     /// it until the rest fits, and keeps the upper half if that has memory. Returns `None` if the
     /// part would be smaller than `least`.
-    pub(crate) fn detach_part(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
+    pub(crate) fn detach_part(&mut self, pages: u32, least: Order) -> Option<DetachedBlock> {
         let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| (Pfn(chunk * CHUNK), CHUNK_ORDER, PARTLY, 0));
         let (mut pfn, mut size, class, _) = chunk.or_else(|| self.oldest_backed(Order(least.0 + 1), u32::MAX))?;
         if size <= least || pages < least.pages() {
@@ -81,7 +88,7 @@ impl Buddy {
         let (class, backed) = (self.class(pfn, size), self.count_backed(pfn, size.pages()));
         self.insert(pfn, size, class);
         self.detach(pfn, size, class);
-        Some((pfn, size, backed))
+        Some(DetachedBlock { pfn, order: size, backed })
     }
 
     /// The largest block of at least order `least` that has 1 to `pages` backed pages. Examines

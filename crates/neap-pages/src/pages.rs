@@ -94,7 +94,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// The first byte of the caller's side table `table`.
     #[inline]
     pub fn side_table(&self, table: usize) -> usize {
-        self.arena.table(OWN_TABLES + table).place(0, 0).0
+        self.arena.table(OWN_TABLES + table).place(0, 0).start
     }
 
     /// The frame table.

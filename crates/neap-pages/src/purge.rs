@@ -20,7 +20,7 @@
 
 use crate::arena::Arena;
 use crate::buddy::Buddy;
-use crate::isolate::DetachedChunks;
+use crate::isolate::{DetachedBlock, DetachedChunks};
 use crate::units::CHUNK;
 
 use crate::shape::MARKED;
@@ -321,14 +321,14 @@ impl<P: Platform> ReleasePass<'_, P> {
             }
             // The other parts of each huge page may be in use.
             huge.for_each(|page| self.platform.split(page));
-            let (start, length) = table.pages(offset, bytes, page_size);
+            let Range { start, length } = table.pages(offset, bytes, page_size);
             if table.droppable && length > 0 && !self.call(start, length, report) {
                 each().for_each(|chunk| _ = self.arena.mark_table(chunk, index));
             }
         }
         let frames = self.arena.table(FRAMES);
         if frames.droppable {
-            let (start, length) = frames.pages(offset, bytes, page_size);
+            let Range { start, length } = frames.pages(offset, bytes, page_size);
             self.call(start, length, report);
         }
     }
@@ -354,7 +354,7 @@ impl<P: Platform> ReleasePass<'_, P> {
         let failed = report.failed;
         while report.failed == failed && !(self.stop)() {
             let mut inner = self.zone.lock();
-            let Some((pfn, order, backed)) = inner.buddy.detach_part(wanted, least) else { break };
+            let Some(DetachedBlock { pfn, order, backed }) = inner.buddy.detach_part(wanted, least) else { break };
             inner.releasing += order.pages();
             drop(inner);
             let emptied = self.range(pfn, order.pages(), report);
@@ -382,7 +382,7 @@ impl<P: Platform> ReleasePass<'_, P> {
             for _ in 0..self.hold {
                 dry = count == self.ranges.len() || bytes >= CALL_BYTES_MAX || *wanted == 0;
                 let block = if dry { None } else { inner.buddy.detach_block(*wanted, self.least) };
-                let Some((pfn, order, backed)) = block else {
+                let Some(DetachedBlock { pfn, order, backed }) = block else {
                     dry = true;
                     break;
                 };

@@ -24,7 +24,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::platform::Errno;
-use neap_base::platform::memory::HugePages;
+use neap_base::platform::memory::{self, HugePages};
 
 /// A kind of mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub(crate) struct Table {
 impl Table {
     /// Bytes of the table in front of the page with the byte for `offset`.
     pub(crate) fn page_of(&self, offset: usize, page_shift: u32) -> usize {
-        (self.place(offset, 0).0 - self.start) >> page_shift << page_shift
+        (self.place(offset, 0).start - self.start) >> page_shift << page_shift
     }
 
     /// Size of the table for the first `arena` bytes of the arena, in whole pages.
@@ -114,7 +114,7 @@ impl Table {
         let first = self.early.then_some(part.start.max(SMALL));
         let next = |offset: &usize| Some(self.window(*offset)?.end);
         let offsets = core::iter::successors(first, next).take_while(move |offset| *offset < part.end);
-        offsets.map(|offset| self.place(offset, 0).0)
+        offsets.map(|offset| self.place(offset, 0).start)
     }
 
     /// Populates the table's bytes for a part of the arena that the caller has detached. With
@@ -131,8 +131,8 @@ impl Table {
         page: usize,
         fresh: bool,
     ) -> Result<(), Errno> {
-        let (start, length) = self.place(part.start, part.len());
-        let huge = self.window(part.start).filter(|_| fresh).map(|window| self.place(window.start, 0).0);
+        let memory::Range { start, length } = self.place(part.start, part.len());
+        let huge = self.window(part.start).filter(|_| fresh).map(|window| self.place(window.start, 0).start);
         if let Some(huge) = huge {
             let _ = platform.huge_pages(huge, HUGE_BYTES, HugePages::Allowed);
             // This store faults the huge page in under the lock of its mapping. `populate` below
@@ -149,17 +149,16 @@ impl Table {
         populated
     }
 
-    /// Address and number of the bytes for `bytes` of the arena from `offset` on.
-    pub(crate) fn place(&self, offset: usize, bytes: usize) -> (usize, usize) {
-        (self.start + self.lead + (offset >> self.shift), bytes >> self.shift)
+    /// The table's bytes for `bytes` of the arena from `offset` on.
+    pub(crate) fn place(&self, offset: usize, bytes: usize) -> memory::Range {
+        memory::Range { start: self.start + self.lead + (offset >> self.shift), length: bytes >> self.shift }
     }
 
-    /// Address and size of the whole pages among the bytes for `bytes` of the arena from `offset`
-    /// on.
-    pub(crate) fn pages(&self, offset: usize, bytes: usize, page: usize) -> (usize, usize) {
-        let (start, length) = self.place(offset, bytes);
+    /// The whole pages among the table's bytes for `bytes` of the arena from `offset` on.
+    pub(crate) fn pages(&self, offset: usize, bytes: usize, page: usize) -> memory::Range {
+        let memory::Range { start, length } = self.place(offset, bytes);
         let (first, end) = (start.next_multiple_of(page), (start + length) / page * page);
-        (first, end.saturating_sub(first))
+        memory::Range { start: first, length: end.saturating_sub(first) }
     }
 }
 
@@ -232,7 +231,7 @@ mod tests {
             let table = Table { shift, lead, ..Table::default() };
             for last in [0, 1, (1 << 25) - 1, 1 << 25, (128_usize << 30) - 1, 128 << 30, (128 << 30) + (1 << 22)] {
                 let bytes = table.bytes(last + 1, 12);
-                let place = table.place(last, 0).0;
+                let place = table.place(last, 0).start;
                 assert!(place < bytes && bytes.is_multiple_of(4096), "{last} of shift {shift}, {lead}: {bytes} bytes");
                 assert!(bytes <= place + 4096, "and no further");
             }
@@ -254,13 +253,15 @@ mod tests {
                 if table.early {
                     for offset in [SMALL, SMALL + 12345, (HUGE_BYTES << table.shift) + SMALL - 1, 5 << 30] {
                         let window = table.window(offset).unwrap();
-                        assert!(window.contains(&offset) && table.place(window.start, 0).0.is_multiple_of(HUGE_BYTES));
-                        assert_eq!(table.place(window.start, window.len()).1, HUGE_BYTES);
+                        assert!(
+                            window.contains(&offset) && table.place(window.start, 0).start.is_multiple_of(HUGE_BYTES)
+                        );
+                        assert_eq!(table.place(window.start, window.len()).length, HUGE_BYTES);
                     }
                     assert_eq!(table.window(SMALL - 1), None);
                     assert_eq!(table.huge_pages(0..SMALL).count(), 0);
                     let (start, window) = (SMALL + 4096, HUGE_BYTES << table.shift);
-                    let addresses = [start, SMALL + window].map(|offset| table.place(offset, 0).0);
+                    let addresses = [start, SMALL + window].map(|offset| table.place(offset, 0).start);
                     assert!(table.huge_pages(start..SMALL + window + 1).eq(addresses), "both that it has a part of");
                     assert!(end.is_multiple_of(HUGE_BYTES), "mapped to the end of one: {table:x?}");
                 }
