@@ -36,6 +36,7 @@
 //!
 //! Source: P. McKenney, "Sleepable RCU", 2006 (two phases, summed counts).
 
+use crate::platform::memory::Range;
 use crate::platform::{Errno, Platform};
 use crate::sync::{AtomicIsize, AtomicPtr, AtomicUsize, Ordering, UnsafeCell, fence, spin, spread};
 use crate::{Mutex, constructor};
@@ -214,12 +215,12 @@ impl<C> Rcu<C> {
         Ok(())
     }
 
-    /// Start and length in bytes of the mapping that [`Rcu::open`] made, if any.
-    pub fn mapping<P: Platform>(&self, platform: &P) -> Option<(usize, usize)> {
+    /// The mapping that [`Rcu::open`] made, if any.
+    pub fn mapping<P: Platform>(&self, platform: &P) -> Option<Range> {
         // Acquire pairs with the Release in `open`.
         let opened = self.front.sequences.load(Ordering::Acquire) != 0;
         let (cpus, table) = (self.front.cpus.load(Ordering::Relaxed), self.front.table.load(Ordering::Relaxed));
-        opened.then(|| (table - cpus * size_of::<Record>(), length(platform, cpus)))
+        opened.then(|| Range { start: table - cpus * size_of::<Record>(), length: length(platform, cpus) })
     }
 
     /// Unmaps the memory that [`Rcu::open`] mapped.

@@ -258,9 +258,9 @@ fn readers_on_isolated_cpus_count_where_no_fence_is_needed() {
         if !moves() || !pin(comes_in) {
             continue;
         }
-        let (records, length) = world.rcu.mapping(&machine).unwrap();
+        let mapping = world.rcu.mapping(&machine).unwrap();
         // SAFETY: the records stay mapped while `world` lives, and no other thread uses them.
-        let records = || unsafe { core::slice::from_raw_parts(records as *const u8, length) }.to_vec();
+        let records = || unsafe { core::slice::from_raw_parts(mapping.start as *const u8, mapping.length) }.to_vec();
         let before = records();
         let reading = world.rcu.enter();
         assert_eq!(records() == before, comes_in == 0, "counted by the CPU's record unless it is isolated");

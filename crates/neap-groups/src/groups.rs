@@ -533,9 +533,9 @@ impl Groups {
         self.tree.each_mapping(platform, each);
         self.waiters.each_mapping(platform, each);
         self.subscribers.each_mapping(platform, each);
-        let (lines, length) = self.stocks.mapping();
-        each(lines, length);
-        self.rcu.mapping(platform).inspect(|&(records, length)| each(records, length));
+        let stocks = self.stocks.mapping();
+        each(stocks.start, stocks.length);
+        self.rcu.mapping(platform).inspect(|records| each(records.start, records.length));
     }
 
     /// Flushes caches that keep bytes of a group and its descendants, and empties their stocks.

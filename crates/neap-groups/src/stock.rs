@@ -24,6 +24,7 @@
 use crate::id::{PAYER_BITS, Payer};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Errno;
+use neap_base::platform::memory::Range;
 use neap_base::{Mutex, Platform};
 use neap_os::rseq::{self, SequenceResult, UNREGISTERED};
 
@@ -353,8 +354,8 @@ impl Stocks {
         self.fences.load(Ordering::Relaxed)
     }
 
-    /// Returns address and length of the mapping.
-    pub(crate) fn mapping(&self) -> (usize, usize) {
-        (self.memory, self.length)
+    /// Returns the mapping of the lines.
+    pub(crate) fn mapping(&self) -> Range {
+        Range { start: self.memory, length: self.length }
     }
 }

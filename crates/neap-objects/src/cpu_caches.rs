@@ -43,7 +43,7 @@ use crate::size_class::Class;
 use crate::strided_run::StridedRun;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use neap_base::platform::{Errno, Platform};
+use neap_base::platform::{Errno, Platform, memory};
 use neap_base::{CpuLock, Mutex};
 use neap_os::rseq::{self, MOST_CPUS, SequenceResult, SequenceTable, Stack, UNREGISTERED, has_instructions};
 use neap_os::topology::{CpuSet, MAX_CPUS};
@@ -147,9 +147,9 @@ impl CpuCaches {
         unsafe { platform.unmap(self.memory, self.length) };
     }
 
-    /// Address and length of the mapping.
-    pub(crate) fn mapping(&self) -> (usize, usize) {
-        (self.memory, self.length)
+    /// The mapping of the regions.
+    pub(crate) fn mapping(&self) -> memory::Range {
+        memory::Range { start: self.memory, length: self.length }
     }
 
     const fn regions_at(cpus: usize) -> usize {

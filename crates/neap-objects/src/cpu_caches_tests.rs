@@ -148,8 +148,8 @@ fn a_held_atomic_stack_counts_as_in_use() {
 
 /// Resident bytes of the slots' mapping.
 fn resident(cpu_caches: &CpuCaches) -> usize {
-    let (start, length) = cpu_caches.mapping();
-    crate::instance::resident(start, length)
+    let mapping = cpu_caches.mapping();
+    crate::instance::resident(mapping.start, mapping.length)
 }
 
 /// CPUs that never ran a thread add no cost to opening, draining, forking and verifying.

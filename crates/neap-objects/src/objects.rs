@@ -291,12 +291,12 @@ impl<P: Platform> Objects<P> {
             };
             each(part, start, length);
         });
-        let (caches, length) = Others::mapping(self.others, &self.platform, self.pages.nodes() - 1);
-        if length > 0 {
-            each(MappingKind::Lists, caches, length);
+        let caches = Others::mapping(self.others, &self.platform, self.pages.nodes() - 1);
+        if caches.length > 0 {
+            each(MappingKind::Lists, caches.start, caches.length);
         }
-        let (stacks, length) = self.cpu_caches.mapping();
-        each(MappingKind::Stacks, stacks, length);
+        let stacks = self.cpu_caches.mapping();
+        each(MappingKind::Stacks, stacks.start, stacks.length);
     }
 
     /// Size of the memory of all sheaves, in bytes.

@@ -2,6 +2,7 @@
 
 use crate::class_cache::{ClassCache, SharedCache};
 use crate::size_class::CLASSES;
+use neap_base::platform::memory::Range;
 use neap_base::platform::{Errno, Platform};
 
 /// The class caches of one node other than the first.
@@ -33,9 +34,9 @@ impl Others {
         Ok(start)
     }
 
-    /// Address and length of the mapping.
-    pub(crate) fn mapping<P: Platform>(others: *const Others, platform: &P, count: usize) -> (usize, usize) {
-        (others.addr(), Others::bytes(platform, count))
+    /// The mapping of [`Others::open`].
+    pub(crate) fn mapping<P: Platform>(others: *const Others, platform: &P, count: usize) -> Range {
+        Range { start: others.addr(), length: Others::bytes(platform, count) }
     }
 
     /// # Safety

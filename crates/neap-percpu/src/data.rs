@@ -14,12 +14,13 @@ use crate::depopulate::Work;
 use crate::geometry::{GRANULE, Geometry, LARGEST};
 use crate::handle::{Handle, Invalid};
 use crate::rows::Owner;
-use crate::state::{Among, Freed, Request, RowAllocation, State};
+use crate::state::{Among, ChunkPages, Freed, Request, RowAllocation, State};
 use crate::tables::Tables;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
+use neap_base::platform::memory::Range;
 use neap_base::{Mutex, Platform, bitmap};
 
 /// How long a caller can wait.
@@ -107,7 +108,7 @@ pub struct TakenBack {
 pub struct PerCpuData<C: Charge = ()> {
     pub(crate) geometry: Geometry,
     /// Address and length of the two reservations: memory, then tables.
-    pub(crate) mappings: [(usize, usize); 2],
+    pub(crate) mappings: [Range; 2],
     /// Address of the first group's memory.
     pub(crate) base: usize,
     pub(crate) tables: Tables,
@@ -430,7 +431,7 @@ impl<C: Charge> PerCpuData<C> {
         };
         let place = state.commit(spot, request).ok_or(Refused::Full)?;
         loop {
-            let (chunk, pages) = state.holes(place.row);
+            let ChunkPages { chunk, pages } = state.holes(place.row);
             if pages.is_empty() {
                 break;
             }

@@ -29,7 +29,7 @@ use crate::chunk::NONE;
 use crate::chunk_buckets::slot;
 use crate::data::{Charge, PerCpuData};
 use crate::rows::ListEnd;
-use crate::state::State;
+use crate::state::{ChunkPages, State};
 use core::ops::Range;
 use neap_base::Platform;
 use neap_base::platform::memory::SCATTERED_RANGES;
@@ -363,7 +363,7 @@ impl<C: Charge> PerCpuData<C> {
                 wanted = wanted.saturating_sub(pages);
                 continue;
             }
-            let Some((chunk, pages)) = state.next_holes(wanted) else {
+            let Some(ChunkPages { chunk, pages }) = state.next_holes(wanted) else {
                 let Ok(grown) = self.grow(platform, state) else { return };
                 state = grown;
                 continue;
@@ -475,7 +475,7 @@ impl State {
     }
 
     /// Pages to populate for the reserve, at most `most`. `None`: a chunk must be created first.
-    fn next_holes(&mut self, most: usize) -> Option<(u32, Range<usize>)> {
+    fn next_holes(&mut self, most: usize) -> Option<ChunkPages> {
         let geometry = &self.chunks.geometry;
         let pages = geometry.pages;
         let mut list = slot((geometry.page / geometry.columns).max(geometry.grain));
@@ -489,7 +489,7 @@ impl State {
                     if header.isolated {
                         self.reintegrate(chunk); // Only then does the reserve count its pages.
                     }
-                    return self.chunks.get(chunk).first_holes(most).map(|pages| (chunk, pages));
+                    return self.chunks.get(chunk).first_holes(most).map(|pages| ChunkPages { chunk, pages });
                 }
             }
             list = filled + 1;

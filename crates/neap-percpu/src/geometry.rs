@@ -73,6 +73,15 @@ impl Shape {
     }
 }
 
+/// The place of a byte in the chunks of one group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChunkOffset {
+    /// Number of the chunk.
+    pub(crate) chunk: usize,
+    /// Bytes from the chunk's start.
+    pub(crate) inside: usize,
+}
+
 /// Divides by a number with one multiplication. The dividend times the number must be below 2^63.
 /// Holds 2^64 - 1 divided by the number, rounded down.
 #[derive(Clone, Copy, Debug)]
@@ -189,10 +198,10 @@ impl Geometry {
         self.grain / GRANULE
     }
 
-    /// The chunk that contains byte `offset` from the first chunk's start, and the offset inside.
-    pub(crate) fn chunk_of(&self, offset: usize) -> (usize, usize) {
+    /// The place of the byte `offset` bytes from the first chunk's start.
+    pub(crate) fn chunk_of(&self, offset: usize) -> ChunkOffset {
         let chunk = self.by_pages.quotient(offset >> self.page_shift);
-        (chunk, offset - chunk * self.chunk)
+        ChunkOffset { chunk, inside: offset - chunk * self.chunk }
     }
 
     /// The grain that contains byte `offset` from a chunk's start.

@@ -23,7 +23,7 @@ use crate::tables::{Tables, most_owners};
 use core::sync::atomic::AtomicBool;
 use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
-use neap_base::platform::memory::HugePages;
+use neap_base::platform::memory::{HugePages, Range};
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Platform};
 
@@ -62,14 +62,14 @@ impl<C: Charge> PerCpuData<C> {
         let geometry = Geometry::new(shape, platform.page_size(), groups, columns).ok_or(Errno::INVAL)?;
 
         let length = groups.checked_mul(geometry.group_span()).ok_or(Errno::NOMEM)?;
-        let memory = (platform.reserve(length + geometry.page)?, length + geometry.page);
-        let base = memory.0.next_multiple_of(geometry.page);
+        let memory = Range { start: platform.reserve(length + geometry.page)?, length: length + geometry.page };
+        let base = memory.start.next_multiple_of(geometry.page);
         let parts = Parts::new(&geometry, platform.page_size());
         let page = platform.page_size();
         let tables_length = Tables::at(0, &geometry, &parts, page).end + page;
         let reserved = platform.reserve(tables_length).inspect_err(|_| {
             // SAFETY: `reserve` returned the memory just now, and no other code knows it.
-            unsafe { platform.unmap(memory.0, memory.1) };
+            unsafe { platform.unmap(memory.start, memory.length) };
         })?;
         // A simulated machine's pages may be larger than the alignment of its reservations.
         let first = reserved.next_multiple_of(page);
@@ -85,7 +85,7 @@ impl<C: Charge> PerCpuData<C> {
         let fenced = if any_isolated { tables.fenced } else { tables.offsets };
         let data = PerCpuData {
             geometry,
-            mappings: [memory, (reserved, tables_length)],
+            mappings: [memory, Range { start: reserved, length: tables_length }],
             base,
             tables: Tables { fenced, ..tables },
             state: Mutex::new(State::new(chunks, rows)),
@@ -130,10 +130,10 @@ impl<C: Charge> PerCpuData<C> {
     /// # Safety
     /// No thread uses the instance or its allocations any more.
     pub unsafe fn close<P: Platform>(&self, platform: &P) {
-        for (address, length) in self.mappings {
+        for Range { start, length } in self.mappings {
             // SAFETY: `open` reserved these ranges, and the caller promises that no thread uses
             // them any more.
-            unsafe { platform.unmap(address, length) };
+            unsafe { platform.unmap(start, length) };
         }
     }
 
@@ -245,14 +245,14 @@ impl<C: Charge> PerCpuData<C> {
 
 /// Opens every page that overlaps a range.
 fn open_pages<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> Result<(), Refused> {
-    let (start, length) = pages(platform, range);
+    let Range { start, length } = pages(platform, range);
     // SAFETY: the range lies in an instance's reservation, and so do the pages that it overlaps.
     unsafe { platform.open(start, length) }.map_err(Refused::Memory)
 }
 
 /// Populates every page that overlaps a range.
 fn populate<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> Result<(), Refused> {
-    let (start, length) = pages(platform, range);
+    let Range { start, length } = pages(platform, range);
     match platform.populate(start, length) {
         // The kernel has no such call: pages come when they are touched.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
@@ -260,9 +260,9 @@ fn populate<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> Result
     }
 }
 
-/// Start and length in bytes of the pages that overlap a range.
-fn pages<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> (usize, usize) {
+/// The pages that overlap a range.
+fn pages<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> Range {
     let page = platform.page_size();
     let (start, end) = (range.start / page * page, range.end.next_multiple_of(page));
-    (start, end - start)
+    Range { start, length: end - start }
 }

@@ -8,7 +8,7 @@
 
 use crate::chunk::{Chunks, Header, NONE, NewPages};
 use crate::chunk_buckets::{ChunkBuckets, slot};
-use crate::geometry::{CLASSES, GRANULE, Geometry, LINE, is_multiple};
+use crate::geometry::{CLASSES, ChunkOffset, GRANULE, Geometry, LINE, is_multiple};
 use crate::handle::{Handle, Invalid};
 use crate::rows::{ListEnd, Owner, Row, Rows};
 use core::ops::Range;
@@ -65,6 +65,13 @@ impl Spot {
     fn grains(self) -> Range<usize> {
         self.start as usize..(self.start + self.width) as usize
     }
+}
+
+/// Pages of a chunk, in a row.
+#[derive(Debug)]
+pub(crate) struct ChunkPages {
+    pub(crate) chunk: u32,
+    pub(crate) pages: Range<usize>,
 }
 
 /// A request in the units of the state.
@@ -286,13 +293,13 @@ impl State {
     }
 
     /// The row's chunk, and its first run of pages that are not populated.
-    pub(crate) fn holes(&mut self, row: u32) -> (u32, Range<usize>) {
+    pub(crate) fn holes(&mut self, row: u32) -> ChunkPages {
         let row = *self.rows.rows.get(row);
         let chunk = self.chunks.get(row.chunk);
         let pages = chunk.geometry.pages_of(row.start as usize, row.end());
         let from = bitmap::next_clear(chunk.populated, pages.start, pages.end).unwrap_or(pages.end);
         let to = bitmap::next_set(chunk.populated, from, pages.end).unwrap_or(pages.end);
-        (row.chunk, from..to)
+        ChunkPages { chunk: row.chunk, pages: from..to }
     }
 
     /// Records that pages are populated.
@@ -322,7 +329,7 @@ impl State {
     /// The place of a handle's allocation.
     fn locate(&mut self, base: usize, handle: Handle) -> Result<RowAllocation, Invalid> {
         let offset = handle.address().checked_sub(base).ok_or(Invalid::Foreign)?;
-        let (chunk, inside) = self.geometry().chunk_of(offset);
+        let ChunkOffset { chunk, inside } = self.geometry().chunk_of(offset);
         if !self.chunks.exists(chunk) {
             return Err(Invalid::Foreign);
         }

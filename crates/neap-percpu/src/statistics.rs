@@ -6,6 +6,7 @@ use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};
 use crate::geometry::GRANULE;
 use crate::state::State;
+use neap_base::platform::memory::Range;
 
 /// Statistics of an instance at a moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -133,8 +134,8 @@ impl<C: Charge> PerCpuData<C> {
         (granules * GRANULE * self.geometry.cpus) as u64
     }
 
-    /// Address and length of the two reservations: memory, and tables.
-    pub fn mappings(&self) -> [(usize, usize); 2] {
+    /// The two reservations: memory, and tables.
+    pub fn mappings(&self) -> [Range; 2] {
         self.mappings
     }
 

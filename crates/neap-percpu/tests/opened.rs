@@ -7,6 +7,7 @@ mod machine;
 
 use machine::{end, open, shape, take, verify};
 use neap_base::Linux;
+use neap_base::platform::memory::Range;
 use neap_percpu::{Layout, Owner, PerCpuData, Refused, Shape, Wait};
 use neap_testing::virtual_platform::{Call, Virtual};
 
@@ -18,7 +19,7 @@ fn writable(data: &PerCpuData) -> (usize, usize) {
         let (range, rest) = line.split_once(' ').unwrap();
         let (start, end) = range.split_once('-').unwrap();
         let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
-        for (address, length) in data.mappings() {
+        for Range { start: address, length } in data.mappings() {
             let here = end.min(address + length).saturating_sub(start.max(address));
             if rest.starts_with("rw") && here > 0 {
                 (bytes, runs) = (bytes + here, runs + 1);
@@ -32,7 +33,7 @@ fn writable(data: &PerCpuData) -> (usize, usize) {
 fn what_may_be_touched_follows_what_is_needed() {
     let linux = Linux::probe();
     let data = PerCpuData::open(&linux, &Shape::usual(2), |_| 0, ()).unwrap();
-    let reserved: usize = data.mappings().iter().map(|mapping| mapping.1).sum();
+    let reserved: usize = data.mappings().iter().map(|mapping| mapping.length).sum();
     let (first, _) = writable(&data);
     assert!(reserved > 2 << 30 && first < 2 << 20, "{first} of {reserved} bytes before the first allocation");
     let held: Vec<_> = (0..30_000)

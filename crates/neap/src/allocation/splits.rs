@@ -12,7 +12,7 @@
 
 use core::ops::Range;
 use neap_base::Platform;
-use neap_base::platform::Errno;
+use neap_base::platform::{Errno, memory};
 
 /// Most places: a quarter of the mappings that the kernel allows by default.
 const MOST: usize = 16384;
@@ -45,18 +45,18 @@ impl Splits {
         (MOST * size_of::<u32>()).next_multiple_of(platform.page_size())
     }
 
-    /// Returns the address and length of the memory. Both are 0 if nothing is mapped.
-    pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> (usize, usize) {
-        (self.memory, if self.memory == 0 { 0 } else { Splits::length(platform) })
+    /// Returns the range of the memory. Start and length are 0 if nothing is mapped.
+    pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> memory::Range {
+        memory::Range { start: self.memory, length: if self.memory == 0 { 0 } else { Splits::length(platform) } }
     }
 
     /// Unmaps the memory.
     pub(crate) fn close<P: Platform>(&mut self, platform: &P) {
-        let (memory, length) = self.mapping(platform);
+        let memory::Range { start, length } = self.mapping(platform);
         if length > 0 {
             // SAFETY: `open` mapped the memory. Only this value uses it, and it forgets the
             // address.
-            unsafe { platform.unmap(memory, length) };
+            unsafe { platform.unmap(start, length) };
         }
         *self = Splits::new();
     }

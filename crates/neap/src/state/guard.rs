@@ -262,10 +262,11 @@ impl Guard {
 }
 
 impl<'a> Region<'a> {
-    /// Start and length of the region and of the table.
-    pub(crate) fn mappings(self) -> [(usize, usize); 2] {
+    /// The mappings of the region and of the table.
+    pub(crate) fn mappings(self) -> [memory::Range; 2] {
         let table = core::ptr::from_ref(self.table).addr();
         [(self.base, REGION_PAGES * self.page_size), (table, Guard::table_bytes(self.page_size))]
+            .map(|(start, length)| memory::Range { start, length })
     }
 
     /// Number of live slots, and counts of samples.
@@ -498,9 +499,9 @@ mod tests {
     #[test]
     fn copies_of_stacks_are_in_no_core_file() {
         let guard = open();
-        let [_, (table, _)] = guard.region().unwrap().mappings();
+        let [_, table] = guard.region().unwrap().mappings();
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let own = maps.split_once(&std::format!("{table:x}-")).unwrap().1;
+        let own = maps.split_once(&std::format!("{:x}-", table.start)).unwrap().1;
         let flags = own.lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
         assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
     }

@@ -5,6 +5,7 @@
 
 use crate::state::gated::GatedMutex;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use neap_base::platform::memory::Range;
 use neap_base::platform::{Errno, Platform};
 use neap_objects::cpu_caches::StackSnapshot;
 use neap_objects::size_class::{CLASSES, Class};
@@ -68,16 +69,16 @@ impl Maintenance {
     /// # Safety
     /// No thread ticks any more.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
-        let (memory, length) = self.mapping(platform);
+        let mapping = self.mapping(platform);
         // SAFETY: the mapping was made by `open`, and no thread ticks any more (the caller's
         // promise).
-        unsafe { platform.unmap(memory, length) };
+        unsafe { platform.unmap(mapping.start, mapping.length) };
     }
 
-    /// Address and length of the memory that [`Maintenance::open`] mapped.
-    pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> (usize, usize) {
+    /// The memory that [`Maintenance::open`] mapped.
+    pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> Range {
         let length = platform.cpus() * CLASSES * size_of::<StackSnapshot>();
-        (self.memory, length.next_multiple_of(platform.page_size()))
+        Range { start: self.memory, length: length.next_multiple_of(platform.page_size()) }
     }
 
     /// Bytes of free pages that the program keeps resident.

@@ -24,6 +24,7 @@ use crate::mm::{Core, Mm};
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::Platform;
 use neap_base::gate::Inside;
+use neap_base::platform::memory;
 use neap_groups::Kind;
 use neap_objects::objects::MappingKind;
 use neap_objects::size_class::Class;
@@ -77,7 +78,7 @@ impl<P: Platform> Core<P> {
 
     /// Calls `each` with every mapping.
     pub(crate) fn each_range(&self, mm: &Mm<P>, inside: &Inside<'_>, each: &mut dyn FnMut(Range)) {
-        let mut tell = |of, start, length| each(Range { start, length, of });
+        let mut tell = |of, memory::Range { start, length }| each(Range { start, length, of });
         self.objects.each_mapping(&mut |part, start, length| {
             let of = match part {
                 MappingKind::Arena => Source::Arena,
@@ -87,24 +88,24 @@ impl<P: Platform> Core<P> {
                 MappingKind::Lists => Source::Lists,
                 MappingKind::Stacks => Source::Stacks,
             };
-            tell(of, start, length);
+            tell(of, memory::Range { start, length });
         });
-        let (ticks, length) = self.maintenance.mapping(&self.objects.platform);
-        tell(Source::Ticks, ticks, length);
-        let (splits, length) = self.splits.lock(inside).mapping(&self.objects.platform);
-        if length > 0 {
-            tell(Source::Lists, splits, length);
+        tell(Source::Ticks, self.maintenance.mapping(&self.objects.platform));
+        let splits = self.splits.lock(inside).mapping(&self.objects.platform);
+        if splits.length > 0 {
+            tell(Source::Lists, splits);
         }
         if let Some(region) = self.guard.region() {
-            region.mappings().into_iter().for_each(|(start, length)| tell(Source::Guarded, start, length));
+            region.mappings().into_iter().for_each(|mapping| tell(Source::Guarded, mapping));
         }
         if let Some(data) = self.per_cpu.get() {
             let [memory, tables] = data.mappings();
-            tell(Source::PerCpuData, memory.0, memory.1);
-            tell(Source::PerCpuTables, tables.0, tables.1);
+            tell(Source::PerCpuData, memory);
+            tell(Source::PerCpuTables, tables);
         }
         if let Some(grouped) = mm.groups_if_made() {
-            grouped.groups().each_mapping(grouped.platform(), &mut |start, length| tell(Source::Groups, start, length));
+            let mut tell = |start, length| tell(Source::Groups, memory::Range { start, length });
+            grouped.groups().each_mapping(grouped.platform(), &mut tell);
         }
     }
 }
