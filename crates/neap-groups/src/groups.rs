@@ -42,6 +42,17 @@ pub enum FlushPace {
     Spaced,
 }
 
+/// An id of a deleted group that is still referred to.
+#[derive(Clone, Copy, Debug)]
+pub struct GoneId {
+    /// The id.
+    pub id: GroupId,
+    /// The group that is charged for the bytes now.
+    pub heir: GroupId,
+    /// Bytes booked under the id.
+    pub bytes: u64,
+}
+
 /// Services of the host that groups use, besides per-CPU data.
 pub trait Reclaimer: Host {
     /// Reclaims `bytes` bytes of any kind from a group at its limit and its descendants. The caller
@@ -493,10 +504,11 @@ impl Groups {
     }
 
     /// Returns the first id, from index `from` on, of a deleted group that is still referred to.
-    /// Also returns its heir, and the bytes booked under the id.
-    pub fn next_gone(&self, inside: &Inside<'_>, from: u32) -> Option<(GroupId, GroupId, u64)> {
-        let gone =
-            |index| self.tree.owners.gone_at(index).and_then(|(id, bytes)| Some((id, self.heir(inside, id)?, bytes)));
+    pub fn next_gone(&self, inside: &Inside<'_>, from: u32) -> Option<GoneId> {
+        let gone = |index| {
+            let (id, bytes) = self.tree.owners.gone_at(index)?;
+            Some(GoneId { id, heir: self.heir(inside, id)?, bytes })
+        };
         (from..self.tree.owners.len()).find_map(gone)
     }
 

@@ -80,6 +80,31 @@ struct FreeIds {
     buried: u32,
 }
 
+/// Grace periods that are needed before slots or ids are used again.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct GraceNeeds {
+    /// Whether any wait for a grace period to begin.
+    pub(crate) to_begin: bool,
+    /// Whether any wait for one to end.
+    pub(crate) to_end: bool,
+}
+
+impl GraceNeeds {
+    /// The needs of two lists. The grace period of the second one has begun.
+    pub(crate) fn of_lists([begins, ends]: [u32; 2]) -> GraceNeeds {
+        GraceNeeds { to_begin: begins != NONE, to_end: ends != NONE }
+    }
+}
+
+/// Room of the table for ids.
+#[derive(Clone, Copy)]
+pub(crate) struct IdRoom {
+    /// Number of entries that have memory, used ones included.
+    pub(crate) entries: u32,
+    /// Whether the next id needs more entries.
+    pub(crate) is_full: bool,
+}
+
 /// Sums over all entries: see [`IdTable::census`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Census {
@@ -273,10 +298,9 @@ impl IdTable {
         lists.buried += 1;
     }
 
-    /// Returns two answers: whether entries wait for a grace period to begin, and whether any wait
-    /// for one to end.
-    pub(crate) fn is_waiting(&self) -> [bool; 2] {
-        self.lists.lock().waiting.map(|list| list != NONE)
+    /// Returns the grace periods that entries wait for.
+    pub(crate) fn grace_needs(&self) -> GraceNeeds {
+        GraceNeeds::of_lists(self.lists.lock().waiting)
     }
 
     /// Begins a grace period for the entries that wait for one. The caller has ended the previous
@@ -329,11 +353,10 @@ impl IdTable {
         census
     }
 
-    /// Returns the number of entries that the table has memory for, used ones included. Also
-    /// returns whether the next id needs more entries.
-    pub(crate) fn room(&self) -> (u32, bool) {
-        let (lists, room) = (self.lists.lock(), self.table.len());
-        (room, lists.free == NONE && lists.fresh == room)
+    /// Returns the room of the table.
+    pub(crate) fn room(&self) -> IdRoom {
+        let (lists, entries) = (self.lists.lock(), self.table.len());
+        IdRoom { entries, is_full: lists.free == NONE && lists.fresh == entries }
     }
 
     /// Returns the number of entries in the waiting lists.

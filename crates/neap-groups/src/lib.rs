@@ -38,7 +38,7 @@ pub use charge::{Limit, OnLimit, Refusal};
 pub use error::GroupError;
 pub use events::{Callback, EventDelta, Listener, NotSubscribed, Subscription};
 pub use group::{Bound, DEEPEST, Event, GroupSlot, LONGEST_NAME, Name, SharedName, UNLIMITED, is_name};
-pub use groups::{FlushPace, Groups, Info, Reclaimer};
+pub use groups::{FlushPace, GoneId, Groups, Info, Reclaimer};
 pub use id::{GroupId, Kind, MOST_GROUPS, PAYER_BITS, Payer};
 pub use queue::TICK_INTERVAL_NS;
 pub use requests::{Due, Request};

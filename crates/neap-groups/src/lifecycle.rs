@@ -19,6 +19,7 @@ use crate::counts_memory::{counts_of_new_group, drop_counts};
 use crate::error::GroupError;
 use crate::groups::{Groups, Reclaimer};
 use crate::id::{GroupId, Payer};
+use crate::id_table::GraceNeeds;
 use crate::queue::TICK_INTERVAL_NS;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
@@ -86,9 +87,9 @@ impl Groups {
     pub fn tick<H: Reclaimer>(&self, host: &H) -> Option<u64> {
         let left = host.inside(|inside| {
             let out = |payer, bytes| self.uncharge_counters(inside, host, payer, bytes);
-            let (stocked, skipped) = self.stocks.drain_idle(host.platform(), out);
+            let stocks = self.stocks.drain_idle(host.platform(), out);
             // A CPU that cannot be fenced must not cause further ticks for ever.
-            self.reap(inside, host) || stocked && !skipped
+            self.reap(inside, host) || stocks.left && !stocks.skipped
         });
         let next = self.service_waiters(host, host.platform().precise());
         next.or(left.then_some(TICK_INTERVAL_NS))
@@ -102,12 +103,11 @@ impl Groups {
 
     /// Ends deleted groups that no reader can have found. Returns whether any are left.
     fn reap<H: Reclaimer>(&self, inside: &Inside<'_>, host: &H) -> bool {
-        if !self.tree.is_waiting().contains(&true) {
+        if self.tree.grace_needs() == GraceNeeds::default() {
             return false;
         }
         let Some(mut since) = self.reaping.try_lock() else { return true };
-        let [_, ending] = self.tree.is_waiting();
-        if ending {
+        if self.tree.grace_needs().to_end {
             if !self.has_passed(inside, host.platform(), *since) {
                 return true;
             }
@@ -125,11 +125,11 @@ impl Groups {
                 let _ = unsafe { host.data().close_owner(owner) };
             });
         }
-        let [beginning, _] = self.tree.is_waiting();
-        if beginning {
+        let begins = self.tree.grace_needs().to_begin;
+        if begins {
             self.tree.begin_grace();
             *since = self.rcu.mark();
         }
-        beginning
+        begins
     }
 }

@@ -66,20 +66,32 @@ pub enum Due {
     Nothing,
 }
 
-/// Returns the bytes that waiters at a group need at the time `now`, and whether there are any.
-fn waited_for(queues: &Queues<'_>, group: &Group, now: u64) -> (u64, bool) {
-    let all = core::iter::successors(queues.first(group), |&index| queues.after(index)).take(ADDED_WAITERS_MAX);
-    let live = all.filter_map(|index| queues.get(index)).filter(|waiter| waiter.deadline() > now);
-    live.map(Waiter::bytes).fold((0, false), |(sum, _), bytes| (sum.saturating_add(bytes), true))
+/// Need of a group for memory.
+#[derive(Clone, Copy, Default)]
+struct MemoryNeed {
+    bytes: u64,
+    /// Whether a charge waits for some of the bytes.
+    is_waited_for: bool,
 }
 
-/// Returns the bytes that a group is to free, and whether a charge waits for some of them.
-fn need(queues: &Queues<'_>, group: &Group, now: u64) -> (u64, bool) {
-    let (wanted, is_waited_for) = waited_for(queues, group, now);
+/// Returns the bytes that waiters at a group need at the time `now`.
+fn waited_for(queues: &Queues<'_>, group: &Group, now: u64) -> MemoryNeed {
+    let all = core::iter::successors(queues.first(group), |&index| queues.after(index)).take(ADDED_WAITERS_MAX);
+    let live = all.filter_map(|index| queues.get(index)).filter(|waiter| waiter.deadline() > now);
+    live.map(Waiter::bytes).fold(MemoryNeed::default(), |sum, bytes| MemoryNeed {
+        bytes: sum.bytes.saturating_add(bytes),
+        is_waited_for: true,
+    })
+}
+
+/// Returns the bytes that a group is to free.
+fn need(queues: &Queues<'_>, group: &Group, now: u64) -> MemoryNeed {
+    let MemoryNeed { bytes, is_waited_for } = waited_for(queues, group, now);
     let (usage, max, high) = (group.usage(), group.bound(Bound::Max), group.bound(Bound::High));
     // Together, the waiters may request more than the limit allows.
-    let wanted = wanted.max(group.counters.asks_once.load(Ordering::Relaxed)).min(max);
-    (usage.saturating_add(wanted).saturating_sub(max).max(usage.saturating_sub(high)), is_waited_for)
+    let wanted = bytes.max(group.counters.asks_once.load(Ordering::Relaxed)).min(max);
+    let bytes = usage.saturating_add(wanted).saturating_sub(max).max(usage.saturating_sub(high));
+    MemoryNeed { bytes, is_waited_for }
 }
 
 impl Queues<'_> {
@@ -192,7 +204,7 @@ impl Groups {
                         return Some(if soonest == u64::MAX { Due::Nothing } else { Due::In(soonest - now) });
                     };
                     left -= 1;
-                    let bytes = self.need_of(&queues, group, group.id(), now).0;
+                    let bytes = self.need_of(&queues, group, group.id(), now).bytes;
                     if bytes == 0 {
                         group.counters.asks_once.store(0, Ordering::Relaxed);
                         queues.end_asking(ends);
@@ -223,9 +235,9 @@ impl Groups {
 
     /// Returns the [`need`] of a group. It is 0 if the group is deleted or another group has its
     /// slot.
-    fn need_of(&self, queues: &Queues<'_>, group: &Group, id: GroupId, now: u64) -> (u64, bool) {
+    fn need_of(&self, queues: &Queues<'_>, group: &Group, id: GroupId, now: u64) -> MemoryNeed {
         let is_it = group.id() == id && self.tree.owners.exists(id);
-        if is_it { need(queues, group, now) } else { (0, false) }
+        if is_it { need(queues, group, now) } else { MemoryNeed::default() }
     }
 
     /// Returns the bytes by which a group exceeds its `max`; 0 if it is gone. The caller must be
@@ -245,7 +257,7 @@ impl Groups {
         host.inside(|inside| {
             let queues = self.waiters.lock(inside, &self.tree);
             let group = self.tree.group(request.slot);
-            group.map_or(0, |group| self.need_of(&queues, group, request.group, now).0)
+            group.map_or(0, |group| self.need_of(&queues, group, request.group, now).bytes)
         })
     }
 
@@ -263,7 +275,7 @@ impl Groups {
             group.counters.server.store(0, Ordering::Relaxed);
             // A charge that asked for more meanwhile gets a pass of its own.
             _ = group.counters.asks_once.compare_exchange(request.once, 0, Ordering::Relaxed, Ordering::Relaxed);
-            let (bytes, is_waited_for) = self.need_of(&queues, group, request.group, now);
+            let MemoryNeed { bytes, is_waited_for } = self.need_of(&queues, group, request.group, now);
             let most = if is_waited_for { TICK_INTERVAL_NS } else { IDLE_REST_NS_MAX };
             let rest = (2 * group.rest()).clamp(FIRST_REST_NS, most);
             let rest = if bytes < request.bytes { 0 } else { rest };

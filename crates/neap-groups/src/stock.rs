@@ -82,6 +82,15 @@ pub(crate) struct StocksLayout {
     pub(crate) fences: *const u32,
 }
 
+/// Result of [`Stocks::drain_idle`].
+#[derive(Clone, Copy)]
+pub(crate) struct IdleDrain {
+    /// Whether any line still has bytes.
+    pub(crate) left: bool,
+    /// Whether a CPU was skipped.
+    pub(crate) skipped: bool,
+}
+
 const fn word(payer: Payer, bytes: u64) -> u64 {
     payer.to_bits() << NUMBER_BITS | bytes
 }
@@ -268,11 +277,10 @@ impl Stocks {
         (0..self.cpus).filter(|&cpu| !self.drain_cpu(platform, cpu, &wanted, &mut out)).count() as u32
     }
 
-    /// Empties the lines that have not changed since the last call. Returns whether any line still
-    /// has bytes, and whether a CPU was skipped.
-    pub(crate) fn drain_idle<P: Platform>(&self, platform: &P, mut out: impl FnMut(Payer, u64)) -> (bool, bool) {
-        let Some(_taking) = self.taking.try_lock() else { return (true, false) };
-        let (mut left, mut skipped) = (false, false);
+    /// Empties the lines that have not changed since the last call.
+    pub(crate) fn drain_idle<P: Platform>(&self, platform: &P, mut out: impl FnMut(Payer, u64)) -> IdleDrain {
+        let Some(_taking) = self.taking.try_lock() else { return IdleDrain { left: true, skipped: false } };
+        let mut drain = IdleDrain { left: false, skipped: false };
         for cpu in 0..self.cpus {
             let line = self.line(cpu);
             let holds = |word: &AtomicU64| parts(word.load(Ordering::Relaxed)).1 > 0;
@@ -284,11 +292,11 @@ impl Stocks {
             let hash = line.iter().fold(0_u64, |sum, word| sum.rotate_left(7) ^ word.load(Ordering::Relaxed));
             let before = self.behind(cpu, LAST_HASH).swap(hash, Ordering::Relaxed);
             if before == hash {
-                skipped |= !self.drain_cpu(platform, cpu, &|_| true, &mut out);
+                drain.skipped |= !self.drain_cpu(platform, cpu, &|_| true, &mut out);
             }
-            left |= line.iter().any(holds);
+            drain.left |= line.iter().any(holds);
         }
-        (left, skipped)
+        drain
     }
 
     /// Empties the words of payers for which `wanted` returns true, on one CPU. Returns false if

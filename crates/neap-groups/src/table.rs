@@ -29,12 +29,23 @@ pub struct Table<T: Entry> {
     entries: PhantomData<T>,
 }
 
-/// Returns the chunk of an index, and the chunk's first index and length.
-const fn chunk_of(index: u32) -> (usize, u32, u32) {
+/// A chunk of a table.
+struct TableChunk {
+    /// Index into [`Table::chunks`].
+    number: usize,
+    /// Index of the first entry.
+    first: u32,
+    /// Number of entries.
+    length: u32,
+}
+
+/// Returns the chunk of an entry's index.
+const fn chunk_of(index: u32) -> TableChunk {
     let log = (index | (FIRST - 1)).ilog2();
     // The first chunk begins at 0, and is as long as the second.
     let first = 1 << log & !(FIRST - 1);
-    ((log + 1 - FIRST.ilog2()) as usize, first, if first == 0 { FIRST } else { first })
+    let length = if first == 0 { FIRST } else { first };
+    TableChunk { number: (log + 1 - FIRST.ilog2()) as usize, first, length }
 }
 
 impl<T: Entry> Table<T> {
@@ -63,9 +74,9 @@ impl<T: Entry> Table<T> {
         if index >= self.len() {
             return None;
         }
-        let (chunk, first, _) = chunk_of(index);
+        let TableChunk { number, first, .. } = chunk_of(index);
         // Relaxed: the Acquire in `len` makes the store in `grow` visible.
-        let chunk = self.chunks[chunk].load(Ordering::Relaxed);
+        let chunk = self.chunks[number].load(Ordering::Relaxed);
         // SAFETY: the index is below the length, so `grow` has mapped its chunk with room for it.
         // Zeroed memory is a valid entry by the contract of [`Entry`]. Chunks stay mapped until
         // `close`.
@@ -77,8 +88,8 @@ impl<T: Entry> Table<T> {
     /// # Errors
     /// The error of the system, or [`Errno::NOMEM`] if the table is full.
     pub fn grow<P: Platform>(&self, platform: &P) -> Result<(), Errno> {
-        let (chunk, first, length) = chunk_of(self.len());
-        let place = self.chunks.get(chunk).ok_or(Errno::NOMEM)?;
+        let TableChunk { number, first, length } = chunk_of(self.len());
+        let place = self.chunks.get(number).ok_or(Errno::NOMEM)?;
         let memory = platform.map(bytes::<T, P>(platform, length))?;
         place.store(core::ptr::with_exposed_provenance_mut(memory), Ordering::Relaxed);
         self.length.store(first + length, Ordering::Release); // Pairs with the Acquire in `len`.
@@ -96,8 +107,8 @@ impl<T: Entry> Table<T> {
     }
 
     fn each_chunk(&self) -> impl Iterator<Item = (*mut T, u32)> {
-        let starts = core::iter::successors(Some(0), |&first| Some(first + chunk_of(first).2));
-        let lengths = starts.map(|first| chunk_of(first).2);
+        let starts = core::iter::successors(Some(0), |&first| Some(first + chunk_of(first).length));
+        let lengths = starts.map(|first| chunk_of(first).length);
         let chunks = self.chunks.iter().map(|chunk| chunk.load(Ordering::Relaxed));
         chunks.zip(lengths).take_while(|(chunk, _)| !chunk.is_null())
     }

@@ -18,7 +18,7 @@
 use crate::error::GroupError;
 use crate::group::{Bound, DEEPEST, Group, GroupSlot, NONE, ROOT, is_name};
 use crate::id::GroupId;
-use crate::id_table::{IdTable, IdTarget};
+use crate::id_table::{GraceNeeds, IdTable, IdTarget};
 use crate::protection::{Claim, GroupUsage};
 use crate::table::Table;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -310,18 +310,17 @@ impl Tree {
     /// quarter.
     pub(crate) fn is_crowded(&self) -> bool {
         let lists = self.lists.lock();
-        let (slots, (ids, no_id)) = (self.slots.len(), self.owners.room());
+        let (slots, ids) = (self.slots.len(), self.owners.room());
         let no_slot = lists.free == NONE && lists.fresh == slots;
         let dying = u64::from(lists.dying_count);
-        no_slot && dying >= u64::from(slots / 4) || no_id && dying + self.owners.waiting() >= u64::from(ids / 4)
+        no_slot && dying >= u64::from(slots / 4)
+            || ids.is_full && dying + self.owners.waiting() >= u64::from(ids.entries / 4)
     }
 
-    /// Returns two answers: whether slots or ids wait for a grace period to begin, and whether any
-    /// wait for one to end.
-    pub(crate) fn is_waiting(&self) -> [bool; 2] {
-        let slots = self.lists.lock().dying.map(|list| list != NONE);
-        let owners = self.owners.is_waiting();
-        [slots[0] || owners[0], slots[1] || owners[1]]
+    /// Returns the grace periods that slots and ids wait for.
+    pub(crate) fn grace_needs(&self) -> GraceNeeds {
+        let (slots, ids) = (GraceNeeds::of_lists(self.lists.lock().dying), self.owners.grace_needs());
+        GraceNeeds { to_begin: slots.to_begin || ids.to_begin, to_end: slots.to_end || ids.to_end }
     }
 
     /// Begins a grace period for all groups that were deleted by now. The caller has ended the

@@ -29,7 +29,7 @@ use crate::reports::writer::{self, ReportWriter};
 use core::sync::atomic::AtomicU64;
 use neap_base::Platform;
 use neap_base::gate::Inside;
-use neap_groups::{Bound, Event, FOREVER, Groups, Info, Kind, LONGEST_NAME, Reason, Waiting};
+use neap_groups::{Bound, Event, FOREVER, GoneId, Groups, Info, Kind, LONGEST_NAME, Reason, Waiting};
 
 /// Words before the entries.
 pub const HEAD: usize = 10;
@@ -93,7 +93,7 @@ pub(crate) fn write<P: Platform>(
     } else if from < ASK_WAITING {
         next = ASK_WAITING.into();
         let mut index = from - ASK_GONE;
-        while let Some((id, heir, bytes)) = groups.next_gone(inside, index) {
+        while let Some(GoneId { id, heir, bytes }) = groups.next_gone(inside, index) {
             if !writer.has_room(LEFT) {
                 next = (ASK_GONE + index).into();
                 break;
