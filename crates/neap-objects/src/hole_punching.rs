@@ -45,13 +45,22 @@ struct Gathered {
     ranges: usize,
 }
 
+/// Result of [`Objects::punch_on`].
+#[derive(Clone, Copy, Debug)]
+pub struct Punched {
+    /// Examined slabs.
+    pub slabs: usize,
+    /// The released pages.
+    pub report: Report,
+}
+
 impl<P: Platform> Objects<P> {
     /// Releases empty pages of slabs that rested since the last call, or of all slabs with
     /// [`Effort::Full`], until `stop` returns `true`. [`Report::left`] says whether slabs are left
     /// that may have empty pages by the next call.
     pub fn punch(&self, effort: Effort, stop: &dyn Fn() -> bool) -> Report {
         (0..self.pages.nodes())
-            .fold(Report::default(), |sum, node| sum.and(self.punch_on(node, effort, usize::MAX, stop).1))
+            .fold(Report::default(), |sum, node| sum.and(self.punch_on(node, effort, usize::MAX, stop).report))
     }
 
     /// Number of slabs of a node that [`Objects::punch_on`] would examine.
@@ -60,9 +69,8 @@ impl<P: Platform> Objects<P> {
         Class::all().map(|class| slabs(&self.shared(node, class).lock())).sum()
     }
 
-    /// Runs [`Objects::punch`] on at most `most` slabs of one node. Returns the number of slabs
-    /// examined, and the report.
-    pub fn punch_on(&self, node: usize, effort: Effort, most: usize, stop: &dyn Fn() -> bool) -> (usize, Report) {
+    /// Runs [`Objects::punch`] on at most `most` slabs of one node.
+    pub fn punch_on(&self, node: usize, effort: Effort, most: usize, stop: &dyn Fn() -> bool) -> Punched {
         let has_any =
             |cache: fn(&ClassCache) -> bool| Class::all().any(|class| cache(&self.shared(node, class).lock()));
         let mut report = Report::default();
@@ -95,7 +103,7 @@ impl<P: Platform> Objects<P> {
             Class::all().for_each(|class| self.cache(node, class).lock().let_rest());
         }
         report.left = willing && has_any(|cache| cache.partial.length + cache.resting.length > 0);
-        (looked, report)
+        Punched { slabs: looked, report }
     }
 
     /// Isolates at most `most` resting slabs of a class.

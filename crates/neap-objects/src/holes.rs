@@ -16,6 +16,15 @@ use core::ops::Range;
 use neap_base::bitmap;
 use neap_pages::MOST_PAGES;
 
+/// Result of [`SlabTable::take_hollow`].
+#[derive(Clone, Copy, Debug)]
+pub struct HollowTaken {
+    /// Number of objects.
+    pub objects: usize,
+    /// A bit for each page that is no longer a hole.
+    pub filled: u64,
+}
+
 /// The layout of a slab's objects on its pages.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
@@ -132,8 +141,7 @@ impl SlabTable {
     }
 
     /// Takes up to `most` objects, lowest first, that together touch at most `pages` holes. These
-    /// pages are then no longer holes. Returns the number of objects, and a bit for each of the
-    /// pages.
+    /// pages are then no longer holes.
     ///
     /// # Safety
     /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
@@ -144,7 +152,7 @@ impl SlabTable {
         most: usize,
         pages: u32,
         mut each: impl FnMut(Range<u32>),
-    ) -> (usize, u64) {
+    ) -> HollowTaken {
         // SAFETY: the caller holds the lock of the slab's class cache. The first reference ends
         // before the second begins.
         let (holes, layout) = unsafe { (self.get(id).holes, self.layout(id)) };
@@ -166,7 +174,7 @@ impl SlabTable {
         let slab = unsafe { self.get(id) };
         slab.free -= taken as u32;
         slab.holes &= !filled;
-        (taken, filled)
+        HollowTaken { objects: taken, filled }
     }
 
     /// Takes up to `most` free objects of a range, lowest first. Returns their number.
@@ -305,7 +313,7 @@ mod tests {
                     // SAFETY: the test has one thread.
                     let found =
                         unsafe { self.table.take_hollow(self.slab, most, pages, |objects| taken.extend(objects)) };
-                    assert_eq!((found, &taken), ((expected.len(), filled), &expected));
+                    assert_eq!((found.objects, found.filled, &taken), (expected.len(), filled, &expected));
                     taken.iter().for_each(|object| assert!(self.free.remove(object)));
                     self.holes &= !filled;
                 }

@@ -16,6 +16,7 @@ use crate::class_cache::{ClassCache, Row, SharedCache};
 use crate::cpu_caches::{Attempt, CpuCaches};
 use crate::fast_path::FastPath;
 use crate::helper::Helper;
+pub use crate::hole_punching::Punched;
 use crate::isolated_use::IsolatedUse;
 use crate::kind_map::KindEntry;
 use crate::live::ClassCell;

@@ -19,6 +19,7 @@
 //! allocates pages without the mutex.
 
 use crate::class_cache::Row;
+use crate::holes::HollowTaken;
 use crate::objects::Objects;
 use crate::size_class::Class;
 use crate::slab::{On, SlabId};
@@ -131,24 +132,25 @@ impl<P: Platform> Objects<P> {
             0 => pages.charge_holes(per_object),
             charged => charged,
         };
-        let (mut taken, mut filled, mut found) = (0, 0, None);
+        let (mut taken, mut found) = (HollowTaken { objects: 0, filled: 0 }, None);
         if charged > 0 {
             let mut cache = self.cache(node, class).lock();
             if let Some(slab) = cache.hollow.first() {
                 // SAFETY: the class's mutex is held, and the slab is on one of the cache's lists.
                 unsafe {
                     let row = |objects| each(Row { slab, objects });
-                    (taken, filled) = self.slabs.take_hollow(slab, most, charged, row);
-                    if taken > 0 {
+                    taken = self.slabs.take_hollow(slab, most, charged, row);
+                    if taken.objects > 0 {
                         let on = if self.slabs.get(slab).free == 0 { On::Nothing } else { cache.partial.on };
                         cache.move_to(&self.slabs, slab, on);
                     }
                     found = Some(self.slabs.get(slab).pfn);
                 }
-                cache.free -= taken as u64;
-                cache.holes -= u64::from(filled.count_ones());
+                cache.free -= taken.objects as u64;
+                cache.holes -= u64::from(taken.filled.count_ones());
             }
         }
+        let HollowTaken { objects, filled } = taken;
         pages.uncharge_holes(charged - filled.count_ones());
         if let Some(pfn) = found.filter(|_| filled != 0) {
             // The lowest objects were taken, so no hole is left between the first filled page and
@@ -158,7 +160,7 @@ impl<P: Platform> Objects<P> {
             // If the system refuses, the pages come one by one as the program touches them.
             let _ = self.platform.populate(self.pages.address(pfn.plus(first)), length);
         }
-        taken
+        objects
     }
 
     /// Makes a slab, then adds it and takes objects from it under one hold of the class's lock.

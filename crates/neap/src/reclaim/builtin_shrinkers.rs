@@ -25,6 +25,7 @@ use core::cell::Cell;
 use core::ffi::c_void;
 use neap_base::gate::Inside;
 use neap_base::{Platform, listed_enum};
+use neap_objects::objects::Punched;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::stack;
 use neap_pages::{Drain, Effort};
@@ -113,7 +114,7 @@ impl Cache {
                 Scanned { objects: drained, freed: drained }
             }
             Cache::Holes if !held() => {
-                let (slabs, report) = core.objects.punch_on(node, Effort::Full, wanted as usize, &held);
+                let Punched { slabs, report } = core.objects.punch_on(node, Effort::Full, wanted as usize, &held);
                 Scanned { objects: slabs as u64, freed: report.released.into() }
             }
             Cache::Free if !held() => {

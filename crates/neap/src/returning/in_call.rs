@@ -38,6 +38,7 @@ use crate::state::in_call::{HIGH, Returned};
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::gate::Inside;
 use neap_base::{Order, Platform};
+use neap_objects::objects::Punched;
 use neap_pages::Effort;
 
 /// Bytes to which frees reduce the surplus, if nothing was learned.
@@ -243,7 +244,7 @@ impl<P: Platform> Core<P> {
             // some.
             let mut dry = 0;
             while dry < 2 && worked.gone - before < bytes && looked < CALL_SLABS_MAX && !stop() {
-                let (slabs, report) = self.objects.punch_on(node, Effort::Sparing, FEW_SLABS, stop);
+                let Punched { slabs, report } = self.objects.punch_on(node, Effort::Sparing, FEW_SLABS, stop);
                 pages.node(node).expect_again(report.released);
                 worked.gone += u64::from(report.released) << pages.page_shift();
                 looked += slabs;
