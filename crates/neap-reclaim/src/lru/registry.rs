@@ -342,9 +342,9 @@ impl<H: Host> Site<'_, H> {
             // SAFETY: the block was found in the chain of dead ones under the mutex, which is held.
             let (dead, subs) = unsafe { (header(block), block::subs(block)) };
             for sub in subs.filter(|sub| sub.named.get()) {
-                let (renamed, is_named) = sub.rename(left);
-                left = left.saturating_sub(renamed + 1);
-                if !is_named {
+                let renamed = sub.rename(left);
+                left = left.saturating_sub(renamed.items + 1);
+                if !renamed.is_named {
                     sub.named.set(false);
                     dead.pin(-1);
                 }

@@ -17,6 +17,14 @@ use neap_base::mutex::Guard;
 use neap_base::sync::{AtomicPtr, AtomicUsize, Ordering};
 use neap_groups::GroupSlot;
 
+/// Result of [`Sub::rename`].
+pub(super) struct Renamed {
+    /// Number of renamed items.
+    pub(super) items: usize,
+    /// Whether any item may still name the dead sub-list.
+    pub(super) is_named: bool,
+}
+
 /// Items of one group on one node, on cache lines of their own.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -133,12 +141,11 @@ impl Sub {
     /// Renames up to `most` items that may name a dead sub-list. The items are on the live sub-list
     /// that this dead one leads to, and name that live one afterwards.
     ///
-    /// Returns the number of renamed items, and whether any item may still name this dead sub-list.
     /// The caller holds the registry's mutex.
-    pub(super) fn rename(&self, most: usize) -> (usize, bool) {
+    pub(super) fn rename(&self, most: usize) -> Renamed {
         let in_hands = self.chain.lock().hands > 0;
         let (live, mut chain) = self.lock();
-        let renamed = chain.rename(live, most);
-        (renamed, in_hands || chain.stale().is_some())
+        let items = chain.rename(live, most);
+        Renamed { items, is_named: in_hands || chain.stale().is_some() }
     }
 }

@@ -46,10 +46,10 @@ impl<H: Host> Site<'_, H> {
         }
         let mut pinning = 0;
         for block in chain(registry.dead) {
-            let (named, pinned) = verify_dead(block)?;
+            let dead = verify_dead(block)?;
             // Each pins its heir.
-            pinning += named + 1;
-            pins += pinned;
+            pinning += dead.named + 1;
+            pins += dead.pins;
         }
         same("number of pins of all blocks", GroupId::ROOT, pinning, pins)
     }
@@ -93,8 +93,14 @@ fn verify_sub(sub: &Sub, seat: GroupSlot) -> Result<(), Finding> {
     same("items", seat.group, items, sub.count())
 }
 
-/// Returns the number of its sub-lists that are named, and its number of pins.
-fn verify_dead(block: NonNull<Block>) -> Result<(usize, usize), Finding> {
+/// Numbers of a dead block.
+struct DeadBlock {
+    /// Its sub-lists that are named.
+    named: usize,
+    pins: usize,
+}
+
+fn verify_dead(block: NonNull<Block>) -> Result<DeadBlock, Finding> {
     // SAFETY: the block is in the chain of dead ones, and the registry's mutex is held.
     let (this, subs) = unsafe { (header(block), block::subs(block)) };
     let mut named = 0;
@@ -104,5 +110,5 @@ fn verify_dead(block: NonNull<Block>) -> Result<(usize, usize), Finding> {
         same("whether a dead sub-list leads anywhere", group, 1, sub.heir().is_some().into())?;
         named += usize::from(sub.named.get());
     }
-    Ok((named, this.pins.get()))
+    Ok(DeadBlock { named, pins: this.pins.get() })
 }

@@ -53,6 +53,15 @@ pub(super) use pool::LOST_MAX;
 pub use pool::Reclaimers;
 pub use queue::ReclaimJob;
 
+/// Numbers of jobs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct JobCount {
+    /// Those that no reclaimer has taken.
+    pub posted: u32,
+    /// Those that a reclaimer works on.
+    pub taken: u32,
+}
+
 /// Data under the mutex.
 #[derive(Debug)]
 struct QueueAndPool {
@@ -272,10 +281,10 @@ impl JobQueue {
         self.inner.lock().pool.threads()
     }
 
-    /// Returns the number of posted jobs, and of taken ones.
-    pub fn count(&self, _: &Inside<'_>) -> (u32, u32) {
+    /// Returns the numbers of jobs.
+    pub fn count(&self, _: &Inside<'_>) -> JobCount {
         let inner = self.inner.lock();
-        (inner.queue.posted(), inner.queue.taken())
+        JobCount { posted: inner.queue.posted(), taken: inner.queue.taken() }
     }
 
     /// Resets the queue in a forked child, where no thread waits or works. A reclaimer that forked

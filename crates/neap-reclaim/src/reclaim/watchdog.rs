@@ -203,6 +203,15 @@ impl Default for Watchdog {
     }
 }
 
+/// A callback that has returned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EndedCallback {
+    /// Its duration.
+    pub nanoseconds: u64,
+    /// Whether it was written off.
+    pub is_written_off: bool,
+}
+
 /// Right of a thread to run callbacks, until this is dropped.
 #[derive(Debug)]
 pub struct RunningCallback<'l> {
@@ -448,15 +457,15 @@ impl RunningCallback<'_> {
         self.began.get()
     }
 
-    /// Ends the callback. Returns its duration, and whether it was written off. If it was, the
-    /// caller must call [`RunningCallback::is_back`].
-    pub fn ended(&self, now: u64) -> (u64, bool) {
+    /// Ends the callback. If it was written off, the caller must call [`RunningCallback::is_back`].
+    pub fn ended(&self, now: u64) -> EndedCallback {
         if now <= self.slot.state.last_due()
             && let Some(record) = self.watchdog.record(self.slot.state.last_shrinker())
         {
             record.row.store(0, Ordering::Relaxed);
         }
-        (now.saturating_sub(self.began.get()), self.slot.state.end())
+        let nanoseconds = now.saturating_sub(self.began.get());
+        EndedCallback { nanoseconds, is_written_off: self.slot.state.end() }
     }
 
     /// Counts a written-off callback as returned, and bars its shrinker if that is to be blamed.

@@ -12,10 +12,11 @@ use neap_base::gate::{Gate, Inside};
 use neap_base::sync::{AtomicUsize, Ordering};
 use neap_groups::{GroupId, Patience};
 use neap_reclaim::reclaim::callback_state::CallbackState;
-use neap_reclaim::reclaim::{JobQueue, Next, ReclaimJob, Waiter};
+use neap_reclaim::reclaim::{JobCount, JobQueue, Next, ReclaimJob, Waiter};
 
 /// Maximum number of jobs at a time.
 const MOST: u64 = 16;
+const NO_JOBS: JobCount = JobCount { posted: 0, taken: 0 };
 /// Group of the job that lets a reclaimer end.
 const STOP: u64 = 90;
 
@@ -105,7 +106,7 @@ fn working_and_lost(inside: &Inside<'_>, jobs: &JobQueue) -> (u32, u32) {
 
 /// Checks that each place is free, and that no reclaimer has a job.
 fn check_empty(inside: &Inside<'_>, jobs: &JobQueue) {
-    assert_eq!(jobs.count(inside), (0, 0));
+    assert_eq!(jobs.count(inside), NO_JOBS);
     (1..=MOST).for_each(|group| assert!(jobs.post(inside, aim(group)), "a job is left"));
     assert!(!jobs.post(inside, aim(MOST + 1)));
 }
@@ -120,7 +121,7 @@ fn a_job_is_done_by_one_and_its_waiter_is_woken() {
         assert_eq!(await_answer(inside, &jobs, Waiter::new(aim(7))), 7);
         let mut done = reclaimers.map(|reclaimer| reclaimer.join().unwrap()).concat();
         done.sort();
-        assert_eq!((done, jobs.count(inside)), (vec![5, 7], (0, 0)));
+        assert_eq!((done, jobs.count(inside)), (vec![5, 7], NO_JOBS));
     });
 }
 
@@ -193,7 +194,7 @@ fn handed_back_job_is_answered_by_another_reclaimer() {
         let done = other.join().unwrap();
         let expected = if heard { (7, vec![7], (1, 0)) } else { (1, vec![], (2, 0)) };
         assert_eq!((bytes, done, working_and_lost(inside, &jobs)), expected);
-        assert_eq!((written_off, jobs.count(inside)), (heard, (0, 0)));
+        assert_eq!((written_off, jobs.count(inside)), (heard, NO_JOBS));
     });
 }
 
@@ -258,7 +259,7 @@ fn two_waiters_for_different_jobs_are_both_answered() {
         assert_eq!(other.join().unwrap(), 5);
         let mut done = reclaimer.join().unwrap();
         done.sort();
-        assert_eq!((done, jobs.count(inside)), (vec![5, 7], (0, 0)));
+        assert_eq!((done, jobs.count(inside)), (vec![5, 7], NO_JOBS));
     });
 }
 
@@ -272,7 +273,7 @@ fn two_waiters_for_the_same_aim_are_both_answered() {
         jobs.ask(inside, &mut waiter);
         let reclaimer = spawn(&jobs, |jobs, inside| reclaim(inside, jobs, 1, 3));
         let other = spawn(&jobs, |jobs, inside| {
-            let has_begun = jobs.count(inside) != (1, 0);
+            let has_begun = jobs.count(inside) != (JobCount { posted: 1, taken: 0 });
             assert_eq!(await_answer(inside, jobs, Waiter::new(aim(7))), 7);
             has_begun
         });
@@ -372,8 +373,8 @@ fn node_short_at_pass_end_gets_another_pass_one_at_a_time() {
         });
         node.allocate(inside, &jobs);
         reclaimers.into_iter().for_each(|reclaimer| _ = reclaimer.join().unwrap());
-        assert_eq!(jobs.count(inside).1, 0);
-        let is_wanted = jobs.count(inside).0 == 1;
+        assert_eq!(jobs.count(inside).taken, 0);
+        let is_wanted = jobs.count(inside).posted == 1;
         assert!(is_wanted || node.short.load(Ordering::Relaxed) == 0, "no reclaimer comes to a node that is short");
         assert_eq!(node.relieve(inside, &jobs, 1), is_wanted);
         assert!(!node.relieve(inside, &jobs, 2), "it is wanted for ever");

@@ -20,7 +20,7 @@ use core::cell::Cell;
 use neap_base::Platform;
 use neap_os::clock;
 use neap_percpu::Host as _;
-use neap_reclaim::reclaim::{BUDGET, Misbehaviour, RunningCallback, SLACK};
+use neap_reclaim::reclaim::{BUDGET, EndedCallback, Misbehaviour, RunningCallback, SLACK};
 use neap_reclaim::{Asked, Caller, DONE, STOP, ShrinkerId};
 
 /// More objects, or bytes, than any cache has.
@@ -147,9 +147,9 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
 
     fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
         self.ended.set(self.reclaiming.reclaim.clock.now());
-        let (took, is_written_off) = self.running.ended(self.ended.get());
+        let EndedCallback { nanoseconds, is_written_off } = self.running.ended(self.ended.get());
         let budget = self.budget_of(id);
-        if is_written_off || took > budget {
+        if is_written_off || nanoseconds > budget {
             let Reclaim { watchdog, shrinkers, .. } = self.reclaiming.reclaim;
             let (_, busy) = self.base.get();
             let busy = clock::of_thread().saturating_sub(busy);
@@ -186,6 +186,6 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
         if is_lie && !self.reclaiming.reclaim.shrinkers.is_own(id) {
             self.reclaiming.blame(id, Misbehaviour::Lied);
         }
-        took
+        nanoseconds
     }
 }

@@ -462,6 +462,7 @@ mod tests {
     use crate::mm::Hooks;
     use crate::options::Options;
     use core::ffi::c_void;
+    use neap_reclaim::reclaim::JobCount;
     use neap_reclaim::{Asked, STOP, Spec};
     use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
@@ -550,18 +551,19 @@ mod tests {
         reclaiming.start(id).unwrap();
         let jobs = &reclaiming.reclaim.jobs;
         let inside = || reclaiming.source.enter();
+        let counted = |posted, taken| JobCount { posted, taken };
         let shortage = |node| core.objects.pages.shortage(node);
         // The second node is below its part of the limit: the missing pages are the first node's to
         // free.
         (0..64).for_each(|_| blocks.put(2));
         while !shortage(0).is_low {
-            assert_eq!(jobs.count(&inside()), (0, 0), "above the low watermark no reclaimer is woken");
+            assert_eq!(jobs.count(&inside()), counted(0, 0), "above the low watermark no reclaimer is woken");
             blocks.put(0);
         }
-        assert_eq!((shortage(1).pages, jobs.count(&inside())), (0, (1, 0)));
+        assert_eq!((shortage(1).pages, jobs.count(&inside())), (0, counted(1, 0)));
         blocks.put(0);
         core.tick_reclaim(&mm, &mm.reclaiming_if_made().unwrap());
-        assert_eq!(jobs.count(&inside()), (1, 0), "once");
+        assert_eq!(jobs.count(&inside()), counted(1, 0), "once");
         let before = blocks.lengths();
         let Next::Job(job) = jobs.take(&inside(), 1) else { panic!("a job was posted") };
         assert_eq!(job, ReclaimJob::Node(0));
@@ -578,18 +580,18 @@ mod tests {
         while !shortage(0).is_low {
             blocks.put(0);
         }
-        assert_eq!(jobs.count(&inside()), (0, 1));
+        assert_eq!(jobs.count(&inside()), counted(0, 1));
         jobs.finish(&inside(), 1, bytes, |_| ());
         assert_eq!(jobs.take(&inside(), 1), Next::Job(job));
         core.work(&mm, &reclaiming, job, 1);
         jobs.finish(&inside(), 1, 0, |_| ());
-        assert_eq!((shortage(0).pages, jobs.count(&inside())), (0, (0, 0)));
+        assert_eq!((shortage(0).pages, jobs.count(&inside())), (0, counted(0, 0)));
         // Between the watermarks no reclaimer is woken, not even by a tick.
         while shortage(0).pages == 0 {
             blocks.put(0);
         }
         core.tick_reclaim(&mm, &mm.reclaiming_if_made().unwrap());
-        assert_eq!((shortage(0).is_low, jobs.count(&inside())), (false, (0, 0)));
+        assert_eq!((shortage(0).is_low, jobs.count(&inside())), (false, counted(0, 0)));
         let [direct, background] = reclaiming.reclaim.passes.counts().map(|[passes, ..]| passes);
         assert_eq!((direct, background), (0, 2));
         // SAFETY: nothing of the manager is used any more.

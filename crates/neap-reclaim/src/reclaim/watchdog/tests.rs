@@ -36,11 +36,11 @@ fn overlong_callback_is_written_off_once_and_bars_until_return() {
     assert_eq!(overdue(&watchdog, SECOND), [], "once");
     assert!(watchdog.is_barred(7, u64::MAX - 1) && !watchdog.is_barred(8, 0));
     assert!(!watchdog.enter(0).unwrap().began(7, SECOND, BUDGET));
-    assert_eq!(running.ended(3 * SECOND), (3 * SECOND - 1000, true));
+    assert_eq!(running.ended(3 * SECOND), EndedCallback { nanoseconds: 3 * SECOND - 1000, is_written_off: true });
     running.is_back(&inside(), 3 * SECOND, Excess::Busy);
     assert!(watchdog.is_barred(7, 4 * SECOND - 1) && !watchdog.is_barred(7, 4 * SECOND));
     assert!(running.began(7, 4 * SECOND, BUDGET));
-    assert_eq!(running.ended(4 * SECOND + 5), (5, false));
+    assert_eq!(running.ended(4 * SECOND + 5), EndedCallback { nanoseconds: 5, is_written_off: false });
     let [culprit] = culprits(&watchdog)[..] else { panic!("one culprit") };
     assert_eq!((culprit.name(), culprit.counts, watchdog.counts()), ("seven", [1, 0, 0], [1, 0, 0]));
 }
@@ -83,7 +83,7 @@ fn waited_excess_bars_on_third_in_a_row_and_starved_never() {
     for _ in 0..ROW {
         (1..ROW).for_each(|_| watchdog.overran(&inside(), 1, named("one"), Excess::Waited, SECOND));
         assert!(running.began(1, SECOND, BUDGET));
-        assert_eq!(running.ended(SECOND + BUDGET), (BUDGET, false));
+        assert_eq!(running.ended(SECOND + BUDGET), EndedCallback { nanoseconds: BUDGET, is_written_off: false });
     }
 }
 
@@ -94,7 +94,7 @@ fn written_off_starved_callback_bars_only_while_it_runs() {
     assert!(running.began(7, 0, BUDGET));
     assert_eq!(overdue(&watchdog, SECOND).len(), 1);
     assert!(watchdog.is_barred(7, u64::MAX - 1));
-    assert!(running.ended(SECOND).1);
+    assert!(running.ended(SECOND).is_written_off);
     running.is_back(&inside(), SECOND, Excess::Starved);
     assert!(!watchdog.is_barred(7, SECOND));
 }
@@ -184,7 +184,7 @@ fn lanes_are_given_back_and_a_child_forgets_all_but_its_own() {
     assert!(watchdog.enter(0).is_some() && watchdog.is_barred(5, u64::MAX - 1));
     watchdog.forget_others();
     assert!(watchdog.is_barred(5, u64::MAX - 1), "its own is as stuck there");
-    assert!(own.ended(SECOND).1);
+    assert!(own.ended(SECOND).is_written_off);
     own.is_back(&inside(), SECOND, Excess::Busy);
     assert!(watchdog.is_barred(5, SECOND) && !watchdog.is_barred(5, 3 * SECOND));
 }
@@ -198,13 +198,16 @@ fn callback_that_returns_during_the_check_is_not_written_off() {
         let running = watchdog.enter(1).unwrap();
         assert!(running.began(7, 1000, BUDGET));
         let name = |shrinker| {
-            assert_eq!((shrinker, running.ended(SECOND)), (7, (SECOND - 1000, false)));
+            assert_eq!(
+                (shrinker, running.ended(SECOND)),
+                (7, EndedCallback { nanoseconds: SECOND - 1000, is_written_off: false })
+            );
             assert!(again.is_none_or(|again| running.began(again, 1000, BUDGET)));
             named("seven")
         };
         watchdog.write_off(&inside(), SECOND, Some(0), name, |overdue| panic!("{overdue:?}"));
         assert!(!watchdog.is_barred(7, 0) && culprits(&watchdog).is_empty());
-        assert!(again.is_none() || !running.ended(SECOND).1);
+        assert!(again.is_none() || !running.ended(SECOND).is_written_off);
     }
 }
 
@@ -216,10 +219,10 @@ fn shrinker_stays_barred_until_its_last_stuck_callback_returns() {
     assert_eq!(overdue(&watchdog, SECOND).len(), 2);
     watchdog.blame(&inside(), 7, named("seven"), Misbehaviour::Panicked, SECOND);
     assert!(watchdog.is_barred(7, u64::MAX - 1), "both are stuck");
-    assert!(first.ended(SECOND).1);
+    assert!(first.ended(SECOND).is_written_off);
     first.is_back(&inside(), SECOND, Excess::Busy);
     assert!(watchdog.is_barred(7, u64::MAX - 1), "one is");
-    assert!(second.ended(SECOND).1);
+    assert!(second.ended(SECOND).is_written_off);
     second.is_back(&inside(), SECOND, Excess::Busy);
     assert!(watchdog.is_barred(7, SECOND) && !watchdog.is_barred(7, 5 * SECOND), "three penalties: four seconds");
 }
@@ -232,7 +235,7 @@ fn stuck_callback_without_a_culprit_record_leaves_no_bar() {
     (1..=CULPRITS as u64).for_each(|id| watchdog.blame(&inside(), id, named("old"), Misbehaviour::Lied, SECOND));
     assert_eq!(overdue(&watchdog, SECOND).len(), 1);
     watchdog.blame(&inside(), 99, named("new"), Misbehaviour::Lied, 3 * SECOND);
-    assert!(running.ended(3 * SECOND).1);
+    assert!(running.ended(3 * SECOND).is_written_off);
     running.is_back(&inside(), 3 * SECOND, Excess::Busy);
     assert!(watchdog.is_barred(99, 3 * SECOND) && !watchdog.is_barred(99, 4 * SECOND));
 }
@@ -251,11 +254,14 @@ fn late_watcher_gives_a_callback_its_budget_once_more() {
     for seen_from in [None, Some(SECOND / 2)] {
         assert!(running.began(7, 0, BUDGET));
         assert_eq!([look(SECOND, seen_from), look(SECOND + BUDGET - 1, Some(SECOND))], [0, 0]);
-        assert_eq!(running.ended(SECOND + BUDGET), (SECOND + BUDGET, false));
+        assert_eq!(
+            running.ended(SECOND + BUDGET),
+            EndedCallback { nanoseconds: SECOND + BUDGET, is_written_off: false }
+        );
         // The doubt ends with the callback.
         assert!(running.began(7, SECOND, BUDGET));
         assert_eq!([look(2 * SECOND, None), look(2 * SECOND + BUDGET, None)], [0, 1]);
-        assert!(running.ended(3 * SECOND).1);
+        assert!(running.ended(3 * SECOND).is_written_off);
         running.is_back(&inside(), 3 * SECOND, Excess::Starved);
     }
     assert!(running.began(7, 0, BUDGET));
