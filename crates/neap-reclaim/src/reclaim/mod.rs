@@ -32,7 +32,7 @@ fn inside() -> neap_base::gate::Inside<'static> {
 pub use backoff::Backoff;
 pub use group_iter::{Generation, Walk, Walks};
 pub use job_queue::{JobCount, JobQueue, Next, ReclaimJob, Reclaimers, Waiter};
-pub use pass::{Ask, Domain, GOAL, Given, PassResult, Passes, goal};
+pub use pass::{Ask, Domain, GOAL, Given, PassResult, Passes, UsedBytes, goal};
 pub use pressure::{Level, Levels};
 pub use scan_target::{LowProtection, ProtectedBy, scan_pressure};
 pub use watchdog::{BUDGET, Culprit, EndedCallback, Excess, Misbehaviour, Overdue, RunningCallback, SLACK, Watchdog};

@@ -60,6 +60,22 @@ pub const fn goal(need: u64, usage: u64) -> u64 {
     if need > extra { need } else { extra }
 }
 
+/// Bytes of a group and its descendants, by two measures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UsedBytes {
+    /// Bytes charged in the group.
+    pub in_group: u64,
+    /// Bytes of the pages of the process or of a node; 0 unless the group is the root.
+    pub in_pages: u64,
+}
+
+impl UsedBytes {
+    /// Returns the freed bytes: the larger fall of the two measures.
+    pub fn fall_to(self, now: UsedBytes) -> u64 {
+        self.in_group.saturating_sub(now.in_group).max(self.in_pages.saturating_sub(now.in_pages))
+    }
+}
+
 /// Access of a pass to groups and shrinkers. No method is called under a lock.
 pub trait Domain {
     /// Returns the number of nodes that objects may lie on.
@@ -79,13 +95,11 @@ pub trait Domain {
     /// Asks the shrinkers of a group on a node. Runs callbacks.
     fn give(&self, group: GroupId, slot: u32, node: usize, pressure: ScanPressure) -> Given;
 
-    /// Returns the bytes that a group and its descendants use, by two measures. The freed bytes are
-    /// the larger fall of the two.
-    fn used(&self, top: GroupId) -> [u64; 2];
+    /// Returns the bytes that a group and its descendants use.
+    fn used(&self, top: GroupId) -> UsedBytes;
 
-    /// Returns usage with stocked and cached bytes, by the two measures. Cheap, unlike
-    /// [`Domain::used`].
-    fn charged(&self, top: GroupId) -> [u64; 2];
+    /// Returns usage with stocked and cached bytes. Cheap, unlike [`Domain::used`].
+    fn charged(&self, top: GroupId) -> UsedBytes;
 
     /// Counts an event of a group.
     fn tell(&self, group: GroupId, event: Event);
@@ -191,8 +205,9 @@ struct Pass<'a, D: Domain> {
     passes: &'a Passes,
     domain: &'a D,
     ask: Ask,
-    /// Used and charged bytes when it began.
-    before: [[u64; 2]; 2],
+    /// Used bytes when it began. The next field has the charged bytes.
+    used: UsedBytes,
+    charged: UsedBytes,
     said: u64,
     /// Freed objects at the last reading of used bytes.
     seen: u64,
@@ -208,10 +223,10 @@ impl Passes {
     /// Asks for memory until there is enough, nothing more can be freed, or the deadline has
     /// passed.
     pub fn run<D: Domain>(&self, domain: &D, ask: &Ask) -> PassResult {
-        let before = [domain.used(ask.top), domain.charged(ask.top)];
+        let (used, charged) = (domain.used(ask.top), domain.charged(ask.top));
         let got = PassResult::default();
         let (passes, said, seen, unsure, stops, passed_by) = (self, 0, 0, 0, 0, false);
-        let mut pass = Pass { passes, domain, ask: *ask, before, said, seen, got, unsure, stops, passed_by };
+        let mut pass = Pass { passes, domain, ask: *ask, used, charged, said, seen, got, unsure, stops, passed_by };
         pass.run();
         let got = pass.got;
         let counts = &self.counts[usize::from(ask.node.is_some())];
@@ -357,7 +372,7 @@ impl<D: Domain> Pass<'_, D> {
                 self.domain.tell(group.id, Event::Low);
             }
             self.got.bytes = self.got.bytes.max(self.said);
-            self.count_fall(1, self.domain.charged(self.ask.top));
+            self.count_fall(self.charged, self.domain.charged(self.ask.top));
             if self.is_look_worth_it() {
                 self.look();
             }
@@ -375,13 +390,12 @@ impl<D: Domain> Pass<'_, D> {
     /// Reads used bytes.
     fn look(&mut self) {
         self.seen = self.got.freed;
-        self.count_fall(0, self.domain.used(self.ask.top));
+        self.count_fall(self.used, self.domain.used(self.ask.top));
     }
 
-    /// Counts the largest fall of a measure as freed bytes.
-    fn count_fall(&mut self, kind: usize, now: [u64; 2]) {
-        let fallen = self.before[kind].iter().zip(now).map(|(before, now)| before.saturating_sub(now));
-        self.got.bytes = self.got.bytes.max(fallen.max().unwrap_or(0));
+    /// Counts the larger fall of the two measures as freed bytes.
+    fn count_fall(&mut self, before: UsedBytes, now: UsedBytes) {
+        self.got.bytes = self.got.bytes.max(before.fall_to(now));
     }
 
     fn note_pressure(&self, scanned: u64, freed: u64) {

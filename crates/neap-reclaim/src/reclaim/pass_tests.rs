@@ -4,7 +4,7 @@
 //! published arithmetic. The tests use one thread and no locks.
 
 use super::inside;
-use super::pass::{Ask, Domain, GOAL, Given, PassResult, Passes, goal};
+use super::pass::{Ask, Domain, GOAL, Given, PassResult, Passes, UsedBytes, goal};
 use super::pressure::{Level, Levels};
 use crate::shrinkers::{FIRST_PRIORITY, ScanPressure, WHOLE};
 use core::cell::{Cell, RefCell};
@@ -103,14 +103,14 @@ impl Domain for Model {
         given
     }
 
-    fn used(&self, _top: GroupId) -> [u64; 2] {
+    fn used(&self, _top: GroupId) -> UsedBytes {
         self.looks.set(self.looks.get() + 1);
-        [self.caches.iter().map(Cache::usage).sum(), 0]
+        UsedBytes { in_group: self.caches.iter().map(Cache::usage).sum(), in_pages: 0 }
     }
 
     /// All freed bytes are cached at first.
-    fn charged(&self, _top: GroupId) -> [u64; 2] {
-        [u64::MAX; 2]
+    fn charged(&self, _top: GroupId) -> UsedBytes {
+        UsedBytes { in_group: u64::MAX, in_pages: u64::MAX }
     }
 
     fn tell(&self, group: GroupId, event: Event) {
@@ -222,10 +222,10 @@ impl Domain for Raced<'_> {
         }
         self.0.give(group, slot, node, pressure)
     }
-    fn used(&self, top: GroupId) -> [u64; 2] {
+    fn used(&self, top: GroupId) -> UsedBytes {
         self.0.used(top)
     }
-    fn charged(&self, top: GroupId) -> [u64; 2] {
+    fn charged(&self, top: GroupId) -> UsedBytes {
         self.0.charged(top)
     }
     fn tell(&self, _: GroupId, _: Event) {}
@@ -323,10 +323,10 @@ fn pass_with_skipped_priorities_reaches_small_caches_in_time() {
 #[test]
 fn a_liar_does_not_keep_others_from_being_asked() {
     let (passes, model) = (Passes::default(), model(&[Cache { lies: true, ..cache(5000) }, cache(5000)]));
-    let before = model.used(GroupId::ROOT)[0];
+    let before = model.used(GroupId::ROOT);
     let enough = |_: &u32| {
         passes.run(&model, &ask(20 * SIZE));
-        before - model.used(GroupId::ROOT)[0] >= 20 * SIZE
+        before.fall_to(model.used(GroupId::ROOT)) >= 20 * SIZE
     };
     assert!((0..16).any(|round| enough(&round)), "as often as a charge asks");
 }

@@ -17,7 +17,7 @@ use neap_base::gate::Inside;
 use neap_groups::protection::GroupUsage;
 use neap_groups::{Bound, Event, GroupId, GroupSlot, Request};
 use neap_percpu::Host as _;
-use neap_reclaim::reclaim::{Ask, Domain, Given, Level, Levels, LowProtection, PassResult, scan_pressure};
+use neap_reclaim::reclaim::{Ask, Domain, Given, Level, Levels, LowProtection, PassResult, UsedBytes, scan_pressure};
 use neap_reclaim::{FIRST_PRIORITY, ScanPressure, ShrinkerFilter, ShrinkerId, Visited, WHOLE, is_calling};
 
 /// Most groups in a subtree that a pass visits one by one. In a larger subtree, the pass goes
@@ -310,9 +310,8 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
         let (shrinkers, source) = (&self.reclaiming.reclaim.shrinkers, &self.reclaiming.source);
         let before = self.charged(self.top);
         let enough = |need, said: u64| {
-            let now = self.charged(self.top);
-            let fallen = before.iter().zip(now).map(|(before, now)| before.saturating_sub(now)).max();
-            self.counted(said).max(fallen.unwrap_or(0)) >= need || self.has_enough()
+            let fallen = before.fall_to(self.charged(self.top));
+            self.counted(said).max(fallen) >= need || self.has_enough()
         };
         let watch = Enough { watch, enough, takes_turns: self.request.is_some(), begun: Default::default() };
         let Visited { scanned, freed, freed_bytes, unsure, stops, .. } =
@@ -320,11 +319,11 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
         Given { scanned, freed, bytes: self.counted(freed_bytes), unsure, stops }
     }
 
-    fn used(&self, top: GroupId) -> [u64; 2] {
+    fn used(&self, top: GroupId) -> UsedBytes {
         self.measures(top, || self.reclaiming.groups.used(&self.reclaiming.source, top).ok())
     }
 
-    fn charged(&self, top: GroupId) -> [u64; 2] {
+    fn charged(&self, top: GroupId) -> UsedBytes {
         self.measures(top, || self.reclaiming.groups.usage(&self.reclaiming.source, top).ok())
     }
 
@@ -361,9 +360,9 @@ impl<P: Platform> ReclaimDomain<'_, '_, P> {
 
     /// Returns the bytes of a group, as `in_group` reads them, and the bytes of pages. The bytes of
     /// pages are 0 unless `top` is the root.
-    fn measures(&self, top: GroupId, in_group: impl Fn() -> Option<u64>) -> [u64; 2] {
+    fn measures(&self, top: GroupId, in_group: impl Fn() -> Option<u64>) -> UsedBytes {
         if top != GroupId::ROOT {
-            return [in_group().unwrap_or(0), 0];
+            return UsedBytes { in_group: in_group().unwrap_or(0), in_pages: 0 };
         }
         // Memory that is charged to no group shows only in the number of pages of the process.
         let core = self.reclaiming.source.core();
@@ -375,7 +374,7 @@ impl<P: Platform> ReclaimDomain<'_, '_, P> {
         };
         drop(inside);
         let in_group = if self.purpose == Purpose::Budget { 0 } else { in_group().unwrap_or(0) };
-        [in_group, pages * core.objects.pages.page_size() as u64]
+        UsedBytes { in_group, in_pages: pages * core.objects.pages.page_size() as u64 }
     }
 }
 
