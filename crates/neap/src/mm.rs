@@ -31,6 +31,7 @@
 //! # Locking
 //! Only [`Mm::close`] takes locks here, when no other thread uses the manager.
 
+use crate::allocation::fresh::Fresh;
 use crate::allocation::splits::Splits;
 use crate::limits::limit::Following;
 use crate::numbers::page::StatPage;
@@ -50,7 +51,6 @@ use crate::state::profile::Profile;
 use crate::state::reclaim::Reclaim;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use neap_base::gate::{Gate, Inside};
 use neap_base::platform::{Errno, Platform};
@@ -352,14 +352,17 @@ impl<P: Platform> Mm<P> {
         {
             return object;
         }
-        self.alloc_slow(size, GRAIN).0
+        self.alloc_slow(size, GRAIN).memory
     }
 
     /// Allocates at least `size` bytes. Their address is a multiple of 16. The first `size` bytes
     /// are zero. Returns null if there is no memory.
     #[inline]
     pub fn allocate_zeroed(&self, size: usize) -> *mut u8 {
-        let fresh = if size <= LARGEST { (self.allocate(size), false) } else { self.alloc_slow_counted(size, GRAIN) };
+        let fresh = match size {
+            ..=LARGEST => Fresh { memory: self.allocate(size), is_zero: false },
+            _ => self.alloc_slow_counted(size, GRAIN),
+        };
         // SAFETY: this call has just allocated `size` bytes, to which no code has written since.
         unsafe { self.zero(fresh, size) }
     }
@@ -370,7 +373,7 @@ impl<P: Platform> Mm<P> {
     /// # Safety
     /// The allocation is the caller's and has that many bytes. No code has written to it.
     #[inline]
-    unsafe fn zero(&self, (memory, is_zero): (*mut u8, bool), size: usize) -> *mut u8 {
+    unsafe fn zero(&self, Fresh { memory, is_zero }: Fresh, size: usize) -> *mut u8 {
         // SAFETY: the allocation is the caller's and has `size` bytes, so this call may write to
         // them. No code has written to it, as `zero_run` requires of a run. All three are the
         // caller's promise.
@@ -388,7 +391,7 @@ impl<P: Platform> Mm<P> {
     pub fn allocate_aligned(&self, size: usize, align: usize) -> *mut u8 {
         match self.size_on(size, align) {
             Some(size) => self.allocate(size),
-            None => self.alloc_slow_counted(size, align).0,
+            None => self.alloc_slow_counted(size, align).memory,
         }
     }
 
@@ -417,33 +420,34 @@ impl<P: Platform> Mm<P> {
 
     /// Allocates by step 4 of malloc, and counts the allocation for samples.
     /// ([`Mm::alloc_fast_grouped`] counts the allocations that come through it.)
-    fn alloc_slow_counted(&self, size: usize, align: usize) -> (*mut u8, bool) {
+    fn alloc_slow_counted(&self, size: usize, align: usize) -> Fresh {
         let fresh = self.alloc_slow(size, align);
-        self.count_allocation(fresh.0, size);
+        self.count_allocation(fresh.memory, size);
         fresh
     }
 
     /// Step 4 of malloc: allocates with the edges of the option `check`, or charged to the thread's
-    /// group, or neither. The second value is `true` only if all bytes are zero.
-    fn alloc_slow(&self, size: usize, align: usize) -> (*mut u8, bool) {
+    /// group, or neither.
+    fn alloc_slow(&self, size: usize, align: usize) -> Fresh {
         match self.core() {
-            None => (null_mut(), false),
-            Some(core) if core.options.check => (self.allocate_checked(core, size, align), false),
+            None => Fresh::NULL,
+            Some(core) if core.options.check => {
+                Fresh { memory: self.allocate_checked(core, size, align), is_zero: false }
+            }
             Some(core) if core.is_ordinary() => self.alloc_slow_uncharged(core, size, align),
             Some(core) => self.alloc_slow_charged(core, size, align),
         }
     }
 
-    /// Allocates on the slow path, and charges no group. The second value is `true` only if all
-    /// bytes are zero.
-    pub(crate) fn alloc_slow_uncharged(&self, core: &Core<P>, size: usize, align: usize) -> (*mut u8, bool) {
+    /// Allocates on the slow path, and charges no group.
+    pub(crate) fn alloc_slow_uncharged(&self, core: &Core<P>, size: usize, align: usize) -> Fresh {
         if is_beyond_any(size, align) {
-            return (null_mut(), false);
+            return Fresh::NULL;
         }
         let attempt = || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             match Class::of_layout(size, align, core.objects.pages.page_size()) {
-                Some(class) => core.objects.allocate(class).map(|object| (object, false)),
+                Some(class) => core.objects.allocate(class).map(|memory| Fresh { memory, is_zero: false }),
                 None => core.allocate_run(size, align).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
@@ -451,7 +455,7 @@ impl<P: Platform> Mm<P> {
         self.after_allocation(core);
         memory.unwrap_or_else(|| {
             core.count_refusal();
-            (null_mut(), false)
+            Fresh::NULL
         })
     }
 

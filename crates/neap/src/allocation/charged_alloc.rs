@@ -14,6 +14,7 @@
 //! # Locking
 //! A thread holds the mutex `flushing` while it flushes caches.
 
+use crate::allocation::fresh::Fresh;
 use crate::groups::memory_groups::{Grouped, price};
 use crate::mm::{Core, Mm, is_beyond_any};
 use crate::options::ThreadGroups;
@@ -183,9 +184,8 @@ impl<P: Platform> Mm<P> {
         object
     }
 
-    /// Allocates on the slow path, and charges the thread's group, if it is in one. The second
-    /// value is `true` only if all bytes are zero.
-    pub(crate) fn alloc_slow_charged(&self, core: &Core<P>, size: usize, align: usize) -> (*mut u8, bool) {
+    /// Allocates on the slow path, and charges the thread's group, if it is in one.
+    pub(crate) fn alloc_slow_charged(&self, core: &Core<P>, size: usize, align: usize) -> Fresh {
         if core.options.groups != ThreadGroups::Off {
             self.put_thread_into_group(core.options.groups);
         }
@@ -193,7 +193,7 @@ impl<P: Platform> Mm<P> {
             return self.alloc_slow_uncharged(core, size, align);
         };
         if is_beyond_any(size, align) {
-            return (null_mut(), false);
+            return Fresh::NULL;
         }
         let class = Class::of_layout(size, align, core.objects.pages.page_size());
         let (kind, bytes) = match class {
@@ -207,7 +207,7 @@ impl<P: Platform> Mm<P> {
                 Err(Refusal::Limit(_)) => {
                     core.profile_before_refusal(self);
                     core.count_refusal();
-                    return (null_mut(), false);
+                    return Fresh::NULL;
                 }
                 Err(Refusal::Gone) => match grouped.heir(group) {
                     Some(heir) => {
@@ -218,7 +218,8 @@ impl<P: Platform> Mm<P> {
                 },
             }
         };
-        let (memory, zero) = self.alloc_slow_uncharged(core, size, align);
+        let fresh = self.alloc_slow_uncharged(core, size, align);
+        let memory = fresh.memory;
         if memory.is_null() {
             grouped.uncharge(payer, bytes);
         } else if let Some(class) = class {
@@ -227,7 +228,7 @@ impl<P: Platform> Mm<P> {
         } else {
             core.set_run_payer(memory, payer);
         }
-        (memory, zero)
+        fresh
     }
 
     /// Calls `resize`, which changes a run from `old` to `new` bytes, and charges its payer with

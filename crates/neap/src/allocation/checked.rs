@@ -116,7 +116,7 @@ impl<P: Platform> Mm<P> {
     pub(crate) fn allocate_checked(&self, core: &Core<P>, size: usize, align: usize) -> *mut u8 {
         let front = align.max(LEAST_FRONT);
         let whole = size.checked_add(front + LEAST_TAIL).filter(|whole| !is_beyond_any(*whole, align));
-        let block = whole.map_or(null_mut(), |whole| self.alloc_slow_charged(core, whole, align.max(GRAIN)).0);
+        let block = whole.map_or(null_mut(), |whole| self.alloc_slow_charged(core, whole, align.max(GRAIN)).memory);
         let Some(block) = NonNull::new(block) else { return null_mut() };
         let usable = core.usable_size(block.as_ptr(), "malloc");
         let start = block.addr().get() + front;

@@ -5,6 +5,7 @@
 //! bytes need. While a thread moves a run by its page tables, it holds the mutex of
 //! [`Splits`](crate::allocation::splits).
 
+use crate::allocation::fresh::Fresh;
 use crate::mm::{Core, Mm};
 use neap_base::gate::Inside;
 use neap_base::{Pfn, Platform};
@@ -67,9 +68,8 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Allocates a run of `size` bytes. Its address is a multiple of `align`. The second value is
-    /// `true` only if all bytes of the run are zero.
-    pub(crate) fn allocate_run(&self, size: usize, align: usize) -> Option<(*mut u8, bool)> {
+    /// Allocates a run of `size` bytes. Its address is a multiple of `align`.
+    pub(crate) fn allocate_run(&self, size: usize, align: usize) -> Option<Fresh> {
         let pages = &self.objects.pages;
         let count = u32::try_from(size.max(1).div_ceil(pages.page_size())).ok()?;
         // `reallocate_aligned` may pass a larger alignment, if its run happens to have it.
@@ -81,7 +81,8 @@ impl<P: Platform> Core<P> {
         let resident = || pages.allocate_resident_run(platform, count, align);
         let reused = self.objects.reuse_before_growth(count, resident);
         let block = reused.or_else(|| pages.allocate_run(platform, count, align).ok())?;
-        Some((core::ptr::with_exposed_provenance_mut(pages.address(block.pfn)), block.zero))
+        let memory = core::ptr::with_exposed_provenance_mut(pages.address(block.pfn));
+        Some(Fresh { memory, is_zero: block.zero })
     }
 
     /// Returns the number of pages of the run that starts at `pointer`.
@@ -148,7 +149,7 @@ impl<P: Platform> Core<P> {
         if self.objects.is_isolated_cpu_in_use() {
             return None;
         }
-        let (memory, _) = self.allocate_run(size, align)?;
+        let memory = self.allocate_run(size, align)?.memory;
         // Moved pages keep their node and its memory policy. So both runs must lie on the same
         // node.
         if self.objects.node_of(memory) != self.objects.node_of(pointer) {

@@ -3,6 +3,7 @@
 
 pub(crate) mod charged_alloc;
 pub(crate) mod checked;
+pub(crate) mod fresh;
 pub(crate) mod large;
 pub(crate) mod reallocate;
 pub(crate) mod room;

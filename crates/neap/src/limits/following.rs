@@ -586,7 +586,7 @@ mod tests {
             let _inside = it.mm.gate.enter(it.core().objects.platform.cpu());
             it.core().allocate_run(32 << 20, 1).inspect(|_| it.core().count_run(32 << 20, 0))
         };
-        let block = it.core().pass_limit(&it.mm, 32 * MIB, &attempt).expect("refused without `refuse`").0;
+        let block = it.core().pass_limit(&it.mm, 32 * MIB, &attempt).expect("refused without `refuse`").memory;
         assert_eq!(tries.get(), 3);
         it.free(blocks.into_inner().into_iter().chain([block]));
         it.close();

@@ -8,6 +8,13 @@ use crate::state::headroom::Looks;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Room;
 
+/// Limit and used bytes of the container. Both are 0 if no limit was found.
+#[derive(Clone, Copy)]
+pub(crate) struct ContainerUse {
+    pub(crate) limit: u64,
+    pub(crate) used: u64,
+}
+
 /// A value of the option `limit`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Limit {
@@ -160,16 +167,17 @@ impl Following {
         self.calm.store(calm, Ordering::Relaxed);
     }
 
-    /// Returns the container's limit and used bytes at the last look.
-    pub(crate) fn seen(&self) -> [u64; 2] {
-        [0, 1].map(|at| self.nearest[at].load(Ordering::Relaxed))
+    /// Returns the container's numbers at the last look.
+    pub(crate) fn seen(&self) -> ContainerUse {
+        let [limit, used] = self.nearest.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
+        ContainerUse { limit, used }
     }
 
     /// Whether the numbers of the last look differ from `published` by so much that they should be
     /// published, too.
-    pub(crate) fn has_moved_from(&self, published: [u64; 2]) -> bool {
-        let [limit, used] = self.seen();
-        limit != published[0] || used.abs_diff(published[1]) >= LEAST_NEWS.max(limit / 64)
+    pub(crate) fn has_moved_from(&self, published: ContainerUse) -> bool {
+        let ContainerUse { limit, used } = self.seen();
+        limit != published.limit || used.abs_diff(published.used) >= LEAST_NEWS.max(limit / 64)
     }
 
     /// Whether looks follow each other every 50 ms.
@@ -201,7 +209,7 @@ mod tests {
                 .zip(&following.nearest)
                 .for_each(|(number, word)| word.store(number, Ordering::Relaxed));
         };
-        let published = [1 << 30, 100 << 20];
+        let published = ContainerUse { limit: 1 << 30, used: 100 << 20 };
         for (limit, used, is_news) in
             [(1 << 30, 115 << 20, false), (1 << 30, 84 << 20, true), (1 << 29, 100 << 20, true)]
         {

@@ -106,6 +106,14 @@ unsafe fn reference<T>(item: NonNull<Item>) -> Arc<Entry<T>> {
     unsafe { Arc::from_raw(item.cast::<Entry<T>>().as_ptr()) }
 }
 
+/// Numbers of values of a group on a node.
+#[derive(Clone, Copy, Default)]
+struct ValueCounts {
+    protected: usize,
+    /// Those that are not protected.
+    others: usize,
+}
+
 /// A list of values by group and node. Dropping it drops its references to the values.
 pub struct LruList<T: Send + Sync + 'static> {
     list: Raw,
@@ -385,14 +393,15 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// Returns how many values of a group alone, or of its heir, are on the list on a node. Takes
     /// no lock.
     pub fn count_on(&self, group: Group, node: usize) -> usize {
-        self.counts(group, node).iter().sum()
+        let ValueCounts { others, protected } = self.counts(group, node);
+        others + protected
     }
 
-    /// Returns how many values of a group alone, or of its heir, on a node are not protected, and
-    /// how many are protected.
-    fn counts(&self, group: Group, node: usize) -> [usize; 2] {
-        let Some((listed, group)) = made().zip(living(group)) else { return [0; 2] };
-        [self.list, self.protected].map(|list| list.count(&listed.site(), group.id(), node))
+    /// Returns how many values of a group alone, or of its heir, are on a node.
+    fn counts(&self, group: Group, node: usize) -> ValueCounts {
+        let Some((listed, group)) = made().zip(living(group)) else { return ValueCounts::default() };
+        let count = |list: Raw| list.count(&listed.site(), group.id(), node);
+        ValueCounts { others: count(self.list), protected: count(self.protected) }
     }
 
     /// Returns how many values of a group and of all groups below it are on the list, on all nodes.
@@ -503,7 +512,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         mut decide: impl FnMut(&T) -> LruStatus,
         mut evicted: impl FnMut(Handle<T>),
     ) -> Walked {
-        let [others, protected] = self.counts(group, node);
+        let ValueCounts { others, protected } = self.counts(group, node);
         let mut order = [(self.list, others), (self.protected, protected)];
         if others <= (others + protected) / PROBATION {
             order.reverse();

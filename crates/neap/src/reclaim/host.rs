@@ -20,7 +20,7 @@ impl<P: Platform> Host for Source<'_, P> {
         let memory = match Class::of_layout(bytes, LINE, core.objects.pages.page_size()) {
             Some(class) => core.objects.allocate(class)?,
             None => {
-                let (memory, _) = core.allocate_run(bytes, LINE)?;
+                let memory = core.allocate_run(bytes, LINE)?.memory;
                 core.count_run(bytes.max(1), 0);
                 memory
             }

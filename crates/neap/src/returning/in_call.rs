@@ -72,6 +72,14 @@ const LATE: u64 = 8;
 /// Page lists with this many pages or fewer in all are not worth draining.
 const FEW_LISTED: u64 = 64;
 
+/// Result of [`Core::release_pages`].
+#[derive(Clone, Copy)]
+struct Released {
+    bytes: u64,
+    /// Whether the system refused to release any.
+    is_refused: bool,
+}
+
 /// Result of reducing the surplus.
 #[derive(Clone, Copy, Debug, Default)]
 struct Worked {
@@ -174,9 +182,9 @@ impl<P: Platform> Core<P> {
     fn work_down(&self, _: &Inside<'_>, most: u64, least: Order, stop: &dyn Fn() -> bool) -> Worked {
         let (mut worked, mut objects) = (Worked::default(), 0);
         let release = |worked: &mut Worked| {
-            let (gone, refused) = self.release_pages(most - worked.gone.min(most), least, stop);
-            worked.gone += gone;
-            worked.refused |= refused;
+            let released = self.release_pages(most - worked.gone.min(most), least, stop);
+            worked.gone += released.bytes;
+            worked.refused |= released.is_refused;
             worked.gone < most && !worked.refused && !stop()
         };
         if !release(&mut worked) {
@@ -215,12 +223,11 @@ impl<P: Platform> Core<P> {
     /// released bytes.
     pub(crate) fn release_lazily_free(&self, _: &Inside<'_>, stop: &dyn Fn() -> bool) -> u64 {
         let bytes = self.objects.pages.lazily_free() << self.objects.pages.page_shift();
-        self.release_pages(bytes, Order(0), stop).0
+        self.release_pages(bytes, Order(0), stop).bytes
     }
 
-    /// Releases up to `bytes` bytes of free blocks of at least order `least`. Returns the released
-    /// bytes, and whether the system refused to release any.
-    fn release_pages(&self, bytes: u64, least: Order, stop: &dyn Fn() -> bool) -> (u64, bool) {
+    /// Releases up to `bytes` bytes of free blocks of at least order `least`.
+    fn release_pages(&self, bytes: u64, least: Order, stop: &dyn Fn() -> bool) -> Released {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let wanted = u32::try_from(bytes >> pages.page_shift()).unwrap_or(u32::MAX);
         if pages.backed_free_pages() < u64::from(wanted) && pages.listed() > FEW_LISTED {
@@ -233,7 +240,7 @@ impl<P: Platform> Core<P> {
             released += report.released;
             failed += report.failed;
         }
-        (u64::from(released) << pages.page_shift(), released == 0 && failed > 0)
+        Released { bytes: u64::from(released) << pages.page_shift(), is_refused: released == 0 && failed > 0 }
     }
 
     /// Releases about `bytes` bytes of empty pages of slabs in use.

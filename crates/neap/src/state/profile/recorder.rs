@@ -9,7 +9,7 @@
 
 use super::intervals::{Intervals, Pace, weight};
 use super::kept_stacks::Cell;
-use super::sample_table::SampleTable;
+use super::sample_table::{RemovedSample, SampleTable};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use neap_base::packed_stack::{UnpackedStack, unpack};
@@ -263,7 +263,8 @@ impl Recorder {
     /// # Safety
     /// `area` is the start of a mapped area that no other thread writes to.
     pub(crate) unsafe fn forget(&mut self, area: &AreaHeader, address: u64) {
-        let Some((index, number)) = self.live.as_mut().and_then(|live| live.remove(address)) else { return };
+        let removed = self.live.as_mut().and_then(|live| live.remove(address));
+        let Some(RemovedSample { index, number }) = removed else { return };
         // SAFETY: the area is mapped (the caller's promise), and has a slot for every entry.
         unsafe { slot_at(area, index).as_ref() }.number.store(0, Ordering::Relaxed);
         // A reader that sees later data in a freed cell sees the 0.

@@ -36,6 +36,15 @@ pub(super) struct SampleTable {
     live: u32,
 }
 
+/// A sample that was removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct RemovedSample {
+    /// Number of its entry.
+    pub(super) index: usize,
+    /// Number of the sample.
+    pub(super) number: u64,
+}
+
 // SAFETY: the table owns its memory, and no other code refers to that memory.
 unsafe impl Send for SampleTable {}
 
@@ -130,8 +139,8 @@ impl SampleTable {
         None
     }
 
-    /// Removes the sample at an address. Returns the numbers of its entry and of the sample.
-    pub(super) fn remove(&mut self, address: u64) -> Option<(usize, u64)> {
+    /// Removes the sample at an address, and returns it.
+    pub(super) fn remove(&mut self, address: u64) -> Option<RemovedSample> {
         let (bucket, entries) = (bucket(address), self.entries());
         let (mut before, mut link) = (None, entries.first[bucket]);
         while link > 0 {
@@ -146,7 +155,7 @@ impl SampleTable {
                 self.entries().next[index] = free;
                 self.free = link;
                 self.live -= 1;
-                return Some((index, number));
+                return Some(RemovedSample { index, number });
             }
             (before, link) = (Some(index), entries.next[index]);
         }
@@ -179,7 +188,7 @@ mod tests {
                 let entry = table.insert(address, number).unwrap();
                 assert!(entry < 60_000, "entries are used again");
                 assert!(table.has(address, number) && !table.has(address, number + 1));
-                model.insert(address, (entry, number));
+                model.insert(address, RemovedSample { index: entry, number });
             }
             assert_eq!(table.live() as usize, model.len());
         }
@@ -191,9 +200,9 @@ mod tests {
         let mut table = SampleTable::make().unwrap();
         (0..SLOT_COUNT as u64).for_each(|n| assert_eq!(table.insert(n * 16, n + 1), Some(n as usize)));
         assert_eq!(table.insert(1 << 40, 7), None);
-        assert_eq!(table.remove(160), Some((10, 11)));
+        assert_eq!(table.remove(160), Some(RemovedSample { index: 10, number: 11 }));
         assert_eq!(table.insert(1 << 40, 7), Some(10));
-        assert_eq!(table.remove(1 << 40), Some((10, 7)));
+        assert_eq!(table.remove(1 << 40), Some(RemovedSample { index: 10, number: 7 }));
         assert_eq!(table.live() as usize, SLOT_COUNT - 1);
         table.close();
     }
