@@ -34,7 +34,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::live::{Cells, Link};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{Mutex, Order, Pfn};
-use neap_pages::{Block, NodePages, Shape, SideTable, ZoneCell};
+use neap_pages::{Block, EarlyTables, NodePages, Shape, SideTable, ZoneCell};
 
 /// Indexes into [`Shape::tables`].
 const KINDS: usize = 0;
@@ -453,7 +453,8 @@ impl<P: Platform> Objects<P> {
         // objects of a new slab soon.
         let filled = self.shared(self.pages.nearest(&self.platform), class).lock().slabs as usize;
         let block = if filled * bytes >= BULK {
-            let early = object_state::tables_of(class).any(|table| table == object_state::COMMON);
+            let writes = object_state::tables_of(class).any(|table| table == object_state::COMMON);
+            let early = if writes { EarlyTables::Written } else { EarlyTables::Untouched };
             self.pages.allocate_one_more_block(&self.platform, order, early)
         } else {
             self.pages.allocate_block(&self.platform, order)

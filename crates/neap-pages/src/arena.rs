@@ -17,9 +17,9 @@
 
 use crate::frames;
 use crate::huge_runs::HugeRuns;
-use crate::shape::{MARKED, Shape};
+use crate::shape::{EarlyTables, MARKED, Shape};
 use crate::tables::{
-    ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, MappingKind, OWN_TABLES, Table, layout, place_whole, whole_bytes,
+    ALL_TABLES, AddressSpace, CHUNKS, FRAMES, FREE_CHUNKS, MappingKind, OWN_TABLES, Table, layout, place_whole,
 };
 use crate::units::{CHUNK, HUGE, UNLIMITED};
 use core::ops::{Deref, Range};
@@ -101,12 +101,12 @@ fn pieces_of(
     holes: &[(usize, usize)],
     mapped: usize,
     page_shift: u32,
-    scarce: bool,
+    space: AddressSpace,
     mut each: impl FnMut(usize, usize),
 ) {
     let mut start = 0;
     for &(from, to) in if table.whole || table.shift == 0 { &[] } else { holes } {
-        let (end, next) = (table.mapped(from, page_shift, scarce), table.page_of(to, page_shift));
+        let (end, next) = (table.mapped(from, page_shift, space), table.page_of(to, page_shift));
         if end < next {
             each(table.start + start, end - start);
             start = next;
@@ -131,7 +131,7 @@ pub(crate) struct Arena {
     tables: [Table; ALL_TABLES],
     /// Address space for the [whole](Table::whole) tables: start and length.
     whole: (usize, usize),
-    scarce: bool,
+    space: AddressSpace,
     span: usize,
     growth: Mutex<Growth>,
     /// The most pages that may be in use; `UNLIMITED` without a budget. Only [`Arena::budget`]
@@ -198,7 +198,7 @@ impl Arena {
         // span take about a thousandth of the limit.
         let limit = platform.most_address_space().saturating_mul(RAISED);
         let span = shape.span.min(limit).clamp(chunk, most) / chunk * chunk;
-        let scarce = platform.address_space_is_scarce();
+        let space = if platform.address_space_is_scarce() { AddressSpace::Scarce } else { AddressSpace::Ample };
         let (mut last, mut halvings) = (Errno::NOMEM, 0);
         for attempt in 0..ATTEMPTS_MAX {
             if attempt == FIXED_ATTEMPTS_MAX {
@@ -214,7 +214,7 @@ impl Arena {
             };
             let base = hint.next_multiple_of(chunk);
             let (mut tables, _) = layout(base, less, page_shift, &shape.tables);
-            let bytes = whole_bytes(&tables, less, page_shift);
+            let bytes = crate::tables::whole_bytes(&tables, less, page_shift);
             let whole = match platform.reserve(bytes) {
                 Ok(address) => (address, bytes),
                 Err(error) => {
@@ -231,7 +231,7 @@ impl Arena {
                 frames: frames::Frames::at(tables[FRAMES].start),
                 tables,
                 whole,
-                scarce,
+                space,
                 span: less,
                 growth: Mutex::new(Growth {
                     end: 0,
@@ -275,7 +275,7 @@ impl Arena {
             unsafe { platform.unmap(self.base + start, length) };
         });
         for (table, mapped) in self.tables.iter().zip(growth.tables).filter(|(table, _)| !table.whole) {
-            pieces_of(table, growth.holes(), mapped, self.page_shift, self.scarce, |start, length| {
+            pieces_of(table, growth.holes(), mapped, self.page_shift, self.space, |start, length| {
                 // SAFETY: `map_tables` mapped this part, and the caller says that no thread uses
                 // it.
                 unsafe { platform.unmap(start, length) };
@@ -318,11 +318,11 @@ impl Arena {
     }
 
     /// Populates the parts of the [brief](crate::SideTable::brief) tables for a block that is
-    /// populated. With `early`, also populates the parts of the early tables. Threads then do not
-    /// fault on these parts under a lock.
-    pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: bool) {
+    /// populated. Also populates the parts of the early tables if the caller will write to them.
+    /// Threads then do not fault on these parts under a lock.
+    pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: EarlyTables) {
         let (offset, bytes) = (pfn.index() << self.page_shift, (pages as usize) << self.page_shift);
-        for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| table.brief || early && table.early) {
+        for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| table.comes_with_block(early)) {
             let named = index.checked_sub(OWN_TABLES).filter(|named| *named < MARKED);
             let fresh = named.is_some_and(|named| self.claim_fresh(named, offset));
             if fresh {
@@ -348,7 +348,7 @@ impl Arena {
     /// allows and forbids huge pages makes all faulting threads wait.
     fn claim_fresh(&self, named: usize, offset: usize) -> bool {
         let Some(window) = self.tables[OWN_TABLES + named].window(offset) else { return false };
-        if self.nodes > 1 || self.budget().is_some() || self.scarce {
+        if self.nodes > 1 || self.budget().is_some() || self.space == AddressSpace::Scarce {
             return false;
         }
         let pages = |offset: usize| (offset.min(self.limit()) >> self.page_shift) as u32;
@@ -443,7 +443,7 @@ impl Arena {
         for (index, (table, mapped)) in others {
             let part = index.checked_sub(OWN_TABLES).map_or(MappingKind::OwnTables, MappingKind::Table);
             let holes = &holes[..hole_count];
-            pieces_of(table, holes, mapped, self.page_shift, self.scarce, |start, length| each(part, start, length));
+            pieces_of(table, holes, mapped, self.page_shift, self.space, |start, length| each(part, start, length));
         }
     }
 
@@ -454,7 +454,7 @@ impl Arena {
         let mut tables = 0;
         for (table, mapped) in self.tables.iter().zip(growth.tables) {
             let add = |_, length: usize| tables += length;
-            pieces_of(table, growth.holes(), mapped, self.page_shift, self.scarce, add);
+            pieces_of(table, growth.holes(), mapped, self.page_shift, self.space, add);
         }
         MappedBytes { memory: growth.end - holes, tables }
     }
@@ -546,7 +546,7 @@ impl Arena {
         let need = ((pages as usize) << self.page_shift).next_multiple_of(chunk);
         let small = SMALL_SEGMENT.max(need).next_multiple_of(chunk);
         let doubled = growth.end.clamp(SEGMENTS.0, SEGMENTS.1).max(need).next_multiple_of(chunk);
-        let usual = if self.scarce { small } else { doubled };
+        let usual = if self.space == AddressSpace::Scarce { small } else { doubled };
         // Start of the next segment, past foreign mappings found in this call.
         let mut start = growth.end;
         for step in 0..=hole_steps {
@@ -621,7 +621,7 @@ impl Arena {
         size: usize,
     ) -> Result<(), Errno> {
         for (table, mapped) in self.tables.iter().zip(tables) {
-            let needed = table.mapped(start + size, self.page_shift, self.scarce);
+            let needed = table.mapped(start + size, self.page_shift, self.space);
             if table.shift == 0 || needed <= *mapped {
                 continue;
             }

@@ -125,7 +125,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
     /// the block.
     pub fn visit(&self, visit: Visit, busy: bool) -> (Result<Option<Block>, Exhausted>, LockUse) {
         let (pages, platform) = (&self.pages, &self.platform);
-        self.metered(busy, || match visit {
+        self.metered_first(busy, || match visit {
             Visit::Refill(order, blocks) => pages.refill(platform, Wanted::block(order), order, blocks).map(Some),
             Visit::Spill(Spilled(chain, order)) => {
                 pages.spill(platform, chain, order);
@@ -146,7 +146,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
     /// so no tick follows soon; lists are then reset. Returns whether a list has pages.
     pub fn tick(&self, forget: bool) -> (bool, LockUse) {
         let (pages, mut report) = (&self.pages, Report::default());
-        self.metered(false, || {
+        self.metered(|| {
             pages.look_at(self.room());
             let listed = pages.drain_lists(Why::Time(pages.lists.quarters(self.platform.now())), &mut report);
             if forget && !listed {
@@ -162,12 +162,12 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
             Some(cpu) => _ = self.pages.drain_cpu(&self.platform, cpu),
             None => _ = self.pages.drain_all(&self.platform),
         };
-        self.metered(false, drain).1
+        self.metered(drain).1
     }
 
     /// Calls [`Pages::set_reclaiming`], and returns its use of the zone's mutex.
     pub fn set_reclaiming(&self, reclaiming: bool) -> LockUse {
-        self.metered(false, || self.pages.set_reclaiming(reclaiming)).1
+        self.metered(|| self.pages.set_reclaiming(reclaiming)).1
     }
 
     /// Pages that can still be handed out. The call does not count as a hold of the zone's mutex.
@@ -190,7 +190,13 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         (0..self.pages.lists.cpus()).all(|cpu| self.pages.lists.is_settled(cpu))
     }
 
-    fn metered<R>(&self, busy: bool, act: impl FnOnce() -> R) -> (R, LockUse) {
+    fn metered<R>(&self, act: impl FnOnce() -> R) -> (R, LockUse) {
+        self.metered_first(false, act)
+    }
+
+    /// Runs `act`. With `busy`, its first hold of the zone's lock counts as one that found the lock
+    /// held.
+    fn metered_first<R>(&self, busy: bool, act: impl FnOnce() -> R) -> (R, LockUse) {
         let (meter, free) = (&self.pages.zone.meter, || self.pages.zone.peek_free());
         meter.holds.store(0, Relaxed);
         meter.pages.store(0, Relaxed);

@@ -85,7 +85,7 @@ pub use page_snapshot::{PIECE, Use};
 pub use pages::Pages;
 pub use purge::{Effort, Report};
 pub use settings::Settings;
-pub use shape::{BATCH_SCALE, MARKED, MOST_BATCH_SCALE, Shape, SideTable, TABLES};
+pub use shape::{BATCH_SCALE, EarlyTables, MARKED, MOST_BATCH_SCALE, Shape, SideTable, TABLES};
 pub use statistics::{Statistics, Watermarks};
 pub use tables::MappingKind;
 pub use trim::{Drain, DrainSum};

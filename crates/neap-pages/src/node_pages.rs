@@ -18,7 +18,7 @@ use crate::live::ZoneCell;
 use crate::page_snapshot::PIECE;
 use crate::pages::Pages;
 use crate::purge::Report;
-use crate::shape::Shape;
+use crate::shape::{EarlyTables, Shape};
 use crate::statistics::Statistics;
 use crate::tables::MappingKind;
 use crate::trim::{Drain, DrainSum};
@@ -225,13 +225,12 @@ impl<P: Platform> NodePages<P> {
     }
 
     /// Allocates a block for a caller that has filled many such blocks, and probably fills this one
-    /// too. With `early`, the caller will write to the [early tables](crate::SideTable::early) of
-    /// the block.
+    /// too.
     ///
     /// # Errors
     /// [`Exhausted`] if no node has such a block.
     #[inline]
-    pub fn allocate_one_more_block(&self, platform: &P, order: Order, early: bool) -> Result<Block, Exhausted> {
+    pub fn allocate_one_more_block(&self, platform: &P, order: Order, early: EarlyTables) -> Result<Block, Exhausted> {
         self.take_block(platform, order, |pages| pages.allocate_one_more_block(platform, order, early))
     }
 
@@ -634,7 +633,7 @@ mod tests {
         let machine = Linux::probe().with_recorder(&NOTES);
         let pages = NodePages::open(&machine, &shape(None)).unwrap();
         let block = pages.allocate_block(&machine, Order(2)).unwrap().pfn;
-        let more = pages.allocate_one_more_block(&machine, Order(3), true).unwrap().pfn;
+        let more = pages.allocate_one_more_block(&machine, Order(3), EarlyTables::Written).unwrap().pfn;
         let run = pages.allocate_run(&machine, 77, 1).unwrap().pfn;
         pages.free_block(&machine, block, Order(2));
         pages.free_block(&machine, more, Order(3));

@@ -21,7 +21,7 @@ use crate::page_lists::{Missing, PageLists};
 use crate::policy::{Adaptive, Policy};
 use crate::purge::Release;
 use crate::run_cache::{CachedRun, LONGEST, Runs};
-use crate::shape::MARKED;
+use crate::shape::{EarlyTables, MARKED};
 use crate::statistics::{Needs, Statistics};
 use crate::tables::OWN_TABLES;
 use crate::units::{Block, CHUNK, CHUNK_ORDER, Exhausted, LISTED_ORDERS};
@@ -123,13 +123,12 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Allocates a block for a caller that has filled many such blocks, and probably fills this one
-    /// too. With `early`, the caller will write to the [early tables](crate::SideTable::early) of
-    /// the block.
+    /// too.
     ///
     /// # Errors
     /// [`Exhausted`] if the budget has no room, or the zone gets no more pages.
     #[inline]
-    pub fn allocate_one_more_block(&self, platform: &P, order: Order, early: bool) -> Result<Block, Exhausted> {
+    pub fn allocate_one_more_block(&self, platform: &P, order: Order, early: EarlyTables) -> Result<Block, Exhausted> {
         self.take_block(platform, Wanted::one_more_block(order, early), order)
     }
 

@@ -26,6 +26,7 @@
 use crate::arena::Arena;
 use crate::buddy::{Memory, UNBACKED};
 use crate::frames::State;
+use crate::shape::EarlyTables;
 use crate::units::HUGE;
 use crate::zone::{Inner, Touched, Zone, ZoneGuard};
 use core::ops::Range;
@@ -121,9 +122,8 @@ pub(crate) enum Step {
     /// Wait until the zone's count of steps differs from this number. Another thread then has
     /// allowed huge pages or populated a block.
     Wait(u32),
-    /// Populate this detached block. If the flag is set, also populate early tables, since the
-    /// caller will write to them.
-    Populate(Pfn, bool),
+    /// Populate this detached block, and early tables if the caller will write to them.
+    Populate(Pfn, EarlyTables),
     /// Populate this detached block of this order. Most of its pages were released and are expected
     /// to be needed again.
     Refill(Pfn, Order),
@@ -282,7 +282,7 @@ impl Zone {
     }
 
     /// Populates a block that was detached for it, and puts it back.
-    fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, early: bool) {
+    fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, early: EarlyTables) {
         let address = arena.address(pfn);
         let bytes = (HUGE.pages() as usize) << arena.page_shift();
         // This store faults the huge page in under the lock of its mapping. `populate` below holds
@@ -316,7 +316,7 @@ impl Zone {
         if size == HUGE && unsafe { platform.release_unless_locked(address, bytes) }.is_ok() {
             // If the system refuses, small pages come.
             let _ = platform.huge_pages(address, bytes, HugePages::Allowed);
-            return self.populate_block(arena, platform, pfn, true);
+            return self.populate_block(arena, platform, pfn, EarlyTables::Written);
         }
         let answer = platform.populate(address, bytes);
         let mut inner = self.lock();
@@ -371,14 +371,14 @@ mod tests {
         let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
         // Until some blocks have been populated and all their memory is used.
         while o.pages.statistics().populated == 0 || o.pages.statistics().backed_free >= 32 {
-            o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
+            o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap();
         }
         let (before, more) = (o.pages.statistics(), 16_384);
         o.pages.zone.lock().population.busy += more;
         let (has, steps) = (AtomicBool::new(false), o.pages.zone.steps.load(Relaxed));
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| {
-                let block = o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
+                let block = o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap();
                 has.store(true, Relaxed);
                 block
             });
@@ -408,7 +408,7 @@ mod tests {
         for _ in 0..12 {
             (0..2).for_each(|_| _ = o.pages.tick(&machine));
             assert_eq!(o.pages.statistics().backed_free, 0);
-            o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
+            o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap();
         }
         assert_eq!(o.pages.statistics().populated, 512);
         o.pages.verify().unwrap();
@@ -420,7 +420,7 @@ mod tests {
         let machine = Virtual::new(4096, 1);
         let o = opened_with_a_huge_page(&machine);
         (0..2).for_each(|_| _ = o.pages.tick(&machine));
-        let zero = || o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap().zero;
+        let zero = || o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap().zero;
         assert_eq!((0..8).filter(|_| zero()).count(), PIECE_PAGES_MAX as usize / 32, "blocks out of pieces");
         assert_eq!(o.pages.statistics().populated, 1024);
         o.pages.verify().unwrap();
@@ -430,7 +430,7 @@ mod tests {
     fn opened_with_a_huge_page(machine: &Virtual) -> Opened<'_, Virtual> {
         let o = Opened::new(machine, &Shape { huge: true, ..shape(None) }).unwrap();
         while o.pages.statistics().populated == 0 {
-            o.pages.allocate_one_more_block(machine, Order(5), true).unwrap();
+            o.pages.allocate_one_more_block(machine, Order(5), EarlyTables::Written).unwrap();
         }
         o
     }
@@ -441,7 +441,7 @@ mod tests {
     fn released_pages_expected_again_are_populated_in_bulk() {
         let machine = Virtual::new(4096, 1);
         let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
-        let take = |order: u8| o.pages.allocate_one_more_block(&machine, Order(order), true).unwrap();
+        let take = |order: u8| o.pages.allocate_one_more_block(&machine, Order(order), EarlyTables::Written).unwrap();
         let mut blocks = [(); 256].map(|()| take(5));
         for expected in [false, true] {
             let mut freed: Vec<_> =

@@ -470,7 +470,7 @@ impl<P: Platform> ReleasePass<'_, P> {
 #[cfg(test)]
 mod tests {
     use crate::machine::{Opened, shape};
-    use crate::shape::Shape;
+    use crate::shape::{EarlyTables, Shape};
     use neap_base::Order;
     use neap_testing::virtual_platform::Virtual;
     use std::vec::Vec;
@@ -480,7 +480,7 @@ mod tests {
     fn a_huge_page_is_split_once_before_parts_of_it_go_for_good() {
         let machine = Virtual::new(4096, 1);
         let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
-        let take = || o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
+        let take = || o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap();
         let mut blocks: Vec<_> = core::iter::from_fn(|| Some(take())).take(2048 / 32).collect();
         while o.pages.statistics().populated < 2 * 512 || o.pages.statistics().backed_free >= 32 {
             blocks.push(take());

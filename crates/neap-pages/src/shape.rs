@@ -34,6 +34,15 @@ pub struct SideTable {
     pub early: bool,
 }
 
+/// What a caller does with the [early tables](SideTable::early) of a new block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EarlyTables {
+    /// It will write to them.
+    Written,
+    /// It will not write to them soon.
+    Untouched,
+}
+
 /// Configuration of an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {

@@ -18,7 +18,7 @@
 //!
 //! This module has no lock. The arena maps tables under its growth mutex. A thread populates tables
 //! only for a block that it has detached.
-use crate::shape::{MARKED, SideTable, TABLES};
+use crate::shape::{EarlyTables, MARKED, SideTable, TABLES};
 use crate::units::{CHUNK, HUGE_BYTES};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -58,6 +58,14 @@ const WHOLE: [usize; 4] = [CHUNKS, FREE_CHUNKS, BACKED_CHUNKS, LAZY_CHUNKS];
 /// after all other memory was released. It is smaller than 1/32 of the memory that was used.
 const SMALL: usize = 64 << 20;
 
+/// The process's address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AddressSpace {
+    Ample,
+    /// A limit on it is near.
+    Scarce,
+}
+
 /// One table: a byte per 2^shift bytes of the arena.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Table {
@@ -85,11 +93,17 @@ impl Table {
         (self.lead + arena.div_ceil(1 << self.shift)).next_multiple_of(1 << page_shift)
     }
 
-    /// Bytes to map for `arena` bytes of the arena. A huge page must be mapped as a whole. So if
-    /// address space is not scarce, the mapping of an early table ends at the end of a huge page.
-    pub(crate) fn mapped(&self, arena: usize, page_shift: u32, scarce: bool) -> usize {
+    /// Bytes to map for `arena` bytes of the arena. A huge page must be mapped as a whole. So with
+    /// ample address space, the mapping of an early table ends at the end of a huge page.
+    pub(crate) fn mapped(&self, arena: usize, page_shift: u32, space: AddressSpace) -> usize {
         let bytes = self.bytes(arena, page_shift);
-        if self.early && !scarce { (self.start + bytes).next_multiple_of(HUGE_BYTES) - self.start } else { bytes }
+        let is_whole = self.early && space == AddressSpace::Ample;
+        if is_whole { (self.start + bytes).next_multiple_of(HUGE_BYTES) - self.start } else { bytes }
+    }
+
+    /// Whether the table's part for a block is populated with the block.
+    pub(crate) fn comes_with_block(&self, early: EarlyTables) -> bool {
+        self.brief || self.early && early == EarlyTables::Written
     }
 
     /// Forbids huge pages in a fresh mapping of an early table until [`Table::populate`] wants
@@ -201,7 +215,7 @@ pub(crate) fn layout(
             end = (end + small).next_multiple_of(HUGE_BYTES) - small;
         }
         table.start = end;
-        end += table.mapped(span, page_shift, false);
+        end += table.mapped(span, page_shift, AddressSpace::Ample);
     }
     (tables, end - base)
 }
@@ -249,7 +263,7 @@ mod tests {
             let mut end = (1 << 30) + span;
             for table in tables.iter().filter(|table| table.shift != 0 && !table.whole) {
                 assert!(table.start >= end && table.start.is_multiple_of(4096), "{tables:x?}");
-                end = table.start + table.mapped(span, 12, false);
+                end = table.start + table.mapped(span, 12, AddressSpace::Ample);
                 if table.early {
                     for offset in [SMALL, SMALL + 12345, (HUGE_BYTES << table.shift) + SMALL - 1, 5 << 30] {
                         let window = table.window(offset).unwrap();
@@ -266,7 +280,7 @@ mod tests {
                     assert!(end.is_multiple_of(HUGE_BYTES), "mapped to the end of one: {table:x?}");
                 }
                 assert_eq!(
-                    table.mapped(span, 12, true),
+                    table.mapped(span, 12, AddressSpace::Scarce),
                     table.bytes(span, 12),
                     "where address space is scarce, as far as needed"
                 );

@@ -17,6 +17,7 @@ use crate::block_batch::Chain;
 use crate::buddy::Buddy;
 use crate::live::{ZoneCell, ZoneCounts};
 use crate::populate::Population;
+use crate::shape::EarlyTables;
 use crate::units::{Block, Exhausted, LISTED_ORDERS, UNLIMITED};
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -151,14 +152,16 @@ pub(crate) struct Touched {
     pub(crate) order: Order,
     /// Whether the caller has filled many such blocks.
     pub(crate) one_more: bool,
-    /// Whether the caller will write to early tables for the block.
-    pub(crate) early: bool,
+    pub(crate) early: EarlyTables,
 }
 
 impl Touched {
-    /// A block of this order, or a batch of such blocks for a list. Listed orders count as `early`.
+    /// A block of this order, or a batch of such blocks for a list. The program probably writes to
+    /// the early tables of blocks of listed orders.
     pub(crate) fn block(order: Order) -> Touched {
-        Touched { order, one_more: false, early: order.index() < LISTED_ORDERS }
+        let is_listed = order.index() < LISTED_ORDERS;
+        let early = if is_listed { EarlyTables::Written } else { EarlyTables::Untouched };
+        Touched { order, one_more: false, early }
     }
 }
 
@@ -169,7 +172,7 @@ impl Wanted {
     }
 
     /// One more block for a caller that has filled many such blocks.
-    pub(crate) fn one_more_block(order: Order, early: bool) -> Wanted {
+    pub(crate) fn one_more_block(order: Order, early: EarlyTables) -> Wanted {
         Wanted { populate: Some(Touched { order, one_more: true, early }), ..Wanted::block(order) }
     }
 }

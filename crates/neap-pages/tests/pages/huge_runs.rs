@@ -15,7 +15,7 @@ use crate::machine::{Opened, shape};
 use neap_base::platform::memory::Range;
 use neap_base::{Order, Pfn};
 use neap_os::topology::CpuSet;
-use neap_pages::{Effort, Shape};
+use neap_pages::{EarlyTables, Effort, Shape};
 use neap_testing::probe::Probe;
 use neap_testing::random::{Random, seed};
 use neap_testing::virtual_platform::{Call, Virtual};
@@ -99,8 +99,11 @@ fn huge_page_advice_matches_runs_after_random_operations() {
                         }
                     }
                 }
-                _ => blocks
-                    .extend((0..600).map(|_| o.pages.allocate_one_more_block(&machine, Order(2), true).unwrap().pfn)),
+                _ => {
+                    blocks.extend((0..600).map(|_| {
+                        o.pages.allocate_one_more_block(&machine, Order(2), EarlyTables::Written).unwrap().pfn
+                    }))
+                }
             }
             // The next tick forbids huge pages that populations have allowed.
             if core::mem::replace(&mut populated, o.pages.statistics().populated) != populated {

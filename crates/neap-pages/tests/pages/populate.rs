@@ -4,7 +4,7 @@
 use crate::machine::{Held, Opened, give, resident, shape, take_block, take_run};
 use neap_base::platform::memory::HugePages;
 use neap_base::{Linux, Order, Pfn, Platform};
-use neap_pages::{NodePages, Shape};
+use neap_pages::{EarlyTables, NodePages, Shape};
 use neap_testing::probe::{Probe, at_call, stop_once};
 use neap_testing::virtual_platform::{Call, Virtual};
 
@@ -148,7 +148,7 @@ fn one_more_of_many_blocks_is_populated_in_a_smaller_zone() {
     }
     assert_eq!(o.pages.statistics().populated, 0);
     for _ in 0..600 {
-        o.pages.allocate_one_more_block(&machine, Order(0), true).unwrap();
+        o.pages.allocate_one_more_block(&machine, Order(0), EarlyTables::Written).unwrap();
     }
     let populated = o.pages.statistics().populated;
     assert!((512..=1024).contains(&populated), "{populated}");
@@ -156,7 +156,7 @@ fn one_more_of_many_blocks_is_populated_in_a_smaller_zone() {
     // One mebibyte in use is too little for them, too.
     let o = Opened::new(&machine, &huge()).unwrap();
     for _ in 0..500 {
-        o.pages.allocate_one_more_block(&machine, Order(0), true).unwrap();
+        o.pages.allocate_one_more_block(&machine, Order(0), EarlyTables::Written).unwrap();
     }
     assert_eq!(o.pages.statistics().populated, 0);
 }
@@ -181,14 +181,14 @@ fn what_the_tables_say_about_a_block_goes_back_with_it() {
 fn early_table_is_populated_with_many_written_large_blocks() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &huge()).unwrap();
-    (0..200).for_each(|_| _ = o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap());
+    (0..200).for_each(|_| _ = o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap());
     let populated = o.pages.statistics().populated as usize;
     assert!(populated >= 5 * 512, "{populated} pages");
     assert_eq!(machine.made(Call::Populate), populated / 512 * CALLS);
     // Not if nothing will be written there.
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &huge()).unwrap();
-    (0..200).for_each(|_| _ = o.pages.allocate_one_more_block(&machine, Order(5), false).unwrap());
+    (0..200).for_each(|_| _ = o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Untouched).unwrap());
     assert_eq!(machine.made(Call::Populate), o.pages.statistics().populated as usize / 512 * (CALLS - 1));
 }
 
