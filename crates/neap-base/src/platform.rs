@@ -336,12 +336,15 @@ impl Linux {
     /// Reads `/sys` and limits, and checks whether rseq and fences work. Registers the process for
     /// fences. If the C library registers no thread for rseq, registers this one.
     pub fn probe() -> Linux {
-        Linux::probe_for(true)
+        Linux::probe_with(OwnAreas::open())
     }
 
-    /// Does what [`Linux::probe`] does, but registers no thread for rseq if `rseq` is `false`.
-    pub fn probe_for(rseq: bool) -> Linux {
-        let own_areas = if rseq { OwnAreas::open() } else { None };
+    /// Does what [`Linux::probe`] does, but registers no thread for rseq.
+    pub fn probe_unregistered() -> Linux {
+        Linux::probe_with(None)
+    }
+
+    fn probe_with(own_areas: Option<OwnAreas>) -> Linux {
         let fences = neap_os::fence::register().map_err(NoSequences::NoFence);
         let registered = neap_os::rseq::registered_offset().or(own_areas.map(|areas| areas.offset()));
         let registered = registered.ok_or(NoSequences::Unregistered);

@@ -137,7 +137,8 @@ fn start_if_asked() {
 
 /// Returns the machine with the options applied, and with the recorder of its events, if any.
 fn machine(options: &Options) -> Linux {
-    let machine = Linux::probe_for(options.rseq).with_isolated(&options.isolated);
+    let machine = if options.rseq { Linux::probe() } else { Linux::probe_unregistered() };
+    let machine = machine.with_isolated(&options.isolated);
     let machine = if options.nodes == 0 { machine } else { machine.with_nodes(options.nodes as usize) };
     let Some(path) = options.trace.as_c_str() else { return machine };
     match trace::open(path, &machine) {
