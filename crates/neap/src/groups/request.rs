@@ -123,7 +123,7 @@ impl ChargeRequest {
         let grouped = self.grouped()?;
         let grouped = if self.inline { grouped.inline() } else { grouped };
         let on_limit = if self.overcharge { OnLimit::Overcharge } else { OnLimit::Refuse };
-        grouped.charge(self.payer(), self.bytes, on_limit).map_err(|refusal| ChargeError::of(refusal, false))?;
+        grouped.charge(self.payer(), self.bytes, on_limit).map_err(|refusal| ChargeError::of(refusal))?;
         Ok(self.charged())
     }
 
@@ -143,7 +143,7 @@ impl ChargeRequest {
         if let Some(reclaiming) = PROCESS.reclaiming_if_made().filter(|_| self.inline) {
             reclaiming.make_room_inline(self.group.0, self.bytes, end);
         }
-        let refused = |refusal| ChargeError::of(refusal, grouped.platform().precise() >= end);
+        let refused = |refusal| ChargeError::of_waiter(refusal, grouped.platform().precise() >= end);
         grouped.charge_or_wait(self.payer(), self.bytes, end).map_err(refused)?;
         Ok(self.charged())
     }
@@ -189,7 +189,7 @@ impl Future for ChargeAsync {
         let Some((waiting, end)) = &mut self.waiting else { return Poll::Ready(Err(ChargeError::Deleted)) };
         let answer = core::task::ready!(Pin::new(waiting).poll(context));
         let is_over = || request.grouped().is_ok_and(|grouped| grouped.platform().precise() >= *end);
-        Poll::Ready(answer.map(|_| request.charged()).map_err(|refusal| ChargeError::of(refusal, is_over())))
+        Poll::Ready(answer.map(|_| request.charged()).map_err(|refusal| ChargeError::of_waiter(refusal, is_over())))
     }
 }
 
@@ -208,12 +208,19 @@ pub enum ChargeError {
 }
 
 impl ChargeError {
-    fn of(refusal: Refusal, is_late: bool) -> ChargeError {
+    fn of(refusal: Refusal) -> ChargeError {
         match refusal {
             Refusal::Limit(limit) if limit.need > limit.max => ChargeError::TooLarge(limit),
-            Refusal::Limit(limit) if is_late => ChargeError::Timeout(limit),
             Refusal::Limit(limit) => ChargeError::Limit(limit),
             Refusal::Gone => ChargeError::Deleted,
+        }
+    }
+
+    /// The error of a charge that waited. `is_late` says whether its deadline has passed.
+    fn of_waiter(refusal: Refusal, is_late: bool) -> ChargeError {
+        match ChargeError::of(refusal) {
+            ChargeError::Limit(limit) if is_late => ChargeError::Timeout(limit),
+            error => error,
         }
     }
 

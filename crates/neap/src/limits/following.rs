@@ -443,11 +443,19 @@ mod tests {
         others: Arc<AtomicU64>,
     }
 
-    fn contained(limit: u64, refuse: bool) -> Contained {
+    fn contained(limit: u64) -> Contained {
+        with_options(limit, &Options { stat: false, limit: AUTO, ..Options::DEFAULT })
+    }
+
+    /// As [`contained`], with the option `refuse`.
+    fn refusing(limit: u64) -> Contained {
+        with_options(limit, &Options { stat: false, limit: AUTO, refuse: true, ..Options::DEFAULT })
+    }
+
+    fn with_options(limit: u64, options: &Options) -> Contained {
         let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        let options = Options { stat: false, limit: AUTO, refuse, ..Options::DEFAULT };
         // SAFETY: the manager stays in its box.
-        unsafe { mm.open(Virtual::new(4096, 1), &options) }.unwrap();
+        unsafe { mm.open(Virtual::new(4096, 1), options) }.unwrap();
         let (limit, others) = (Arc::new(AtomicU64::new(limit)), Arc::new(AtomicU64::new(0)));
         let (its, theirs, heap) = (limit.clone(), others.clone(), (&raw const *mm).expose_provenance());
         mm.core().unwrap().objects.platform.set_room(move || {
@@ -490,7 +498,7 @@ mod tests {
 
     #[test]
     fn allocations_fail_at_margin_and_resume_at_raised_limit() {
-        let it = contained(200 * MIB, true);
+        let it = refusing(200 * MIB);
         it.others.store(60 * MIB, Ordering::Relaxed);
         // The margin is 20 MiB.
         let first = it.fill(1000);
@@ -508,7 +516,7 @@ mod tests {
 
     #[test]
     fn block_beyond_the_share_is_granted_from_spare_room() {
-        let it = contained(1000 * MIB, true);
+        let it = refusing(1000 * MIB);
         it.others.store(300 * MIB, Ordering::Relaxed);
         let few = it.fill(8);
         let large = it.mm.allocate(500 << 20);
@@ -524,7 +532,7 @@ mod tests {
     #[test]
     fn untouched_memory_is_not_spare_with_refuse() {
         for refuse in [true, false] {
-            let it = contained(400 * MIB, refuse);
+            let it = if refuse { refusing(400 * MIB) } else { contained(400 * MIB) };
             let platform = &it.core().objects.platform;
             // The heap is not touched, and another process uses 60 MiB.
             platform.set_room(|| room(400 * MIB, 60 * MIB));
@@ -542,7 +550,7 @@ mod tests {
 
     #[test]
     fn a_small_container_is_looked_at_before_it_is_full() {
-        let it = contained(40 * MIB, true);
+        let it = refusing(40 * MIB);
         let blocks = it.fill(1000);
         let counted = it.core().counted();
         assert!((30 * MIB..=36 * MIB).contains(&counted), "{counted} bytes of 36 MiB");
@@ -552,7 +560,7 @@ mod tests {
 
     #[test]
     fn limit_without_refuse_is_passed_in_small_steps() {
-        let it = contained(100 * MIB, false);
+        let it = contained(100 * MIB);
         let blocks = it.fill(1200);
         assert_eq!(blocks.len(), 1200, "300 MiB");
         let most = 300 / 8 + 2;
@@ -567,7 +575,7 @@ mod tests {
     /// take what there is.
     #[test]
     fn pass_limit_retries_after_other_threads_take_the_room() {
-        let it = contained(100 * MIB, false);
+        let it = contained(100 * MIB);
         let (blocks, tries) = (RefCell::new(it.fill(480)), Cell::new(0));
         let attempt = || {
             tries.set(tries.get() + 1);
@@ -594,7 +602,7 @@ mod tests {
 
     #[test]
     fn a_cut_takes_free_memory_at_the_next_tick() {
-        let it = contained(400 * MIB, false);
+        let it = contained(400 * MIB);
         assert!(it.mm.keep_free(u64::MAX), "the program keeps its free memory");
         let mut blocks = it.fill(1000);
         it.free(blocks.split_off(200));
@@ -660,7 +668,7 @@ mod tests {
 
     #[test]
     fn where_no_limit_is_visible_there_is_none() {
-        let it = contained(80 * MIB, true);
+        let it = refusing(80 * MIB);
         it.core().objects.platform.fail(Call::Room, 0, usize::MAX);
         let blocks = it.fill(800);
         assert_eq!(blocks.len(), 800, "200 MiB");
@@ -671,7 +679,7 @@ mod tests {
 
     #[test]
     fn the_rule_changes_while_the_process_runs() {
-        let it = contained(400 * MIB, true);
+        let it = refusing(400 * MIB);
         let few = it.fill(4);
         let limits = ["50%", "64m", "auto", "none"].map(|value| {
             it.mm.set(Setting::Limit.key(), value).unwrap();
