@@ -26,7 +26,7 @@ use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use neap_base::platform::Errno;
-use neap_base::platform::memory::HugePages;
+use neap_base::platform::memory::{self, HugePages};
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Pfn, Platform};
 
@@ -129,8 +129,8 @@ pub(crate) struct Arena {
     limit: AtomicUsize,
     frames: frames::Frames,
     tables: [Table; ALL_TABLES],
-    /// Address space for the [whole](Table::whole) tables: start and length.
-    whole: (usize, usize),
+    /// Address space for the [whole](Table::whole) tables.
+    whole: memory::Range,
     space: AddressSpace,
     span: usize,
     growth: Mutex<Growth>,
@@ -216,13 +216,13 @@ impl Arena {
             let (mut tables, _) = layout(base, less, page_shift, &shape.tables);
             let bytes = crate::tables::whole_bytes(&tables, less, page_shift);
             let whole = match platform.reserve(bytes) {
-                Ok(address) => (address, bytes),
+                Ok(start) => memory::Range { start, length: bytes },
                 Err(error) => {
                     (last, halvings) = (error, halvings + REFUSED_HALVINGS_MAX);
                     continue;
                 }
             };
-            place_whole(&mut tables, whole.0, less, page_shift);
+            place_whole(&mut tables, whole.start, less, page_shift);
             let arena = Arena {
                 base,
                 page_shift,
@@ -282,7 +282,7 @@ impl Arena {
             });
         }
         // SAFETY: `open` reserved this range, and the caller says that no thread uses it.
-        unsafe { platform.unmap(self.whole.0, self.whole.1) };
+        unsafe { platform.unmap(self.whole.start, self.whole.length) };
         growth.tables = [0; ALL_TABLES];
         growth.end = 0;
         growth.hole_count = 0;
@@ -438,7 +438,7 @@ impl Arena {
             }
         }
         pieces[..count].iter().for_each(|&(start, length)| each(MappingKind::Arena, self.base + start, length));
-        each(MappingKind::OwnTables, self.whole.0, self.whole.1);
+        each(MappingKind::OwnTables, self.whole.start, self.whole.length);
         let others = self.tables.iter().zip(tables).enumerate().filter(|(_, (table, _))| !table.whole);
         for (index, (table, mapped)) in others {
             let part = index.checked_sub(OWN_TABLES).map_or(MappingKind::OwnTables, MappingKind::Table);

@@ -27,7 +27,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::live::Link;
 use neap_base::platform::nodes::{MAX_NODES, NearestNode};
-use neap_base::platform::{Errno, Handover};
+use neap_base::platform::{Errno, Handover, memory};
 use neap_base::{Finding, Order, Pfn, Platform};
 use neap_os::topology::CpuSet;
 
@@ -44,7 +44,7 @@ pub struct NodePages<P: Platform> {
     cpus: usize,
     /// By node: all nodes in the order of their distance. The node itself comes first.
     orders: [[u8; MAX_NODES]; MAX_NODES],
-    own: (usize, usize),
+    own: memory::Range,
 }
 
 // SAFETY: this value owns the mapping. The mapping holds pages and atomics, which threads may
@@ -69,7 +69,7 @@ impl<P: Platform> NodePages<P> {
             homes: core::ptr::null(),
             cpus,
             orders: [[0; MAX_NODES]; MAX_NODES],
-            own: (0, 0),
+            own: memory::Range { start: 0, length: 0 },
         };
         match if count > 1 { pages.open_others(platform, shape, count) } else { Ok(()) } {
             Ok(()) => Ok(pages),
@@ -84,9 +84,9 @@ impl<P: Platform> NodePages<P> {
     fn open_others(&mut self, platform: &P, shape: &Shape, count: usize) -> Result<(), Errno> {
         let others = (count - 1) * size_of::<Pages<P>>();
         let length = (others + self.cpus).next_multiple_of(platform.page_size());
-        self.own = (platform.map(length)?, length);
-        let start = core::ptr::with_exposed_provenance_mut::<Pages<P>>(self.own.0);
-        (self.others, self.homes) = (start, core::ptr::with_exposed_provenance(self.own.0 + others));
+        self.own = memory::Range { start: platform.map(length)?, length };
+        let start = core::ptr::with_exposed_provenance_mut::<Pages<P>>(self.own.start);
+        (self.others, self.homes) = (start, core::ptr::with_exposed_provenance(self.own.start + others));
         for node in 1..count {
             // SAFETY: `close` closes the first node's pages last.
             let pages = unsafe { self.first.open_beside(platform, shape, node) }?;
@@ -114,8 +114,8 @@ impl<P: Platform> NodePages<P> {
         // pages goes after that.
         unsafe {
             (0..self.count).rev().for_each(|node| self.node(node).close(platform));
-            if self.own.1 > 0 {
-                platform.unmap(self.own.0, self.own.1);
+            if self.own.length > 0 {
+                platform.unmap(self.own.start, self.own.length);
             }
         }
     }
@@ -508,8 +508,8 @@ impl<P: Platform> NodePages<P> {
     /// Calls `each` with kind, start and length of every mapping.
     pub fn each_mapping(&self, each: &mut dyn FnMut(MappingKind, usize, usize)) {
         self.all().for_each(|pages| pages.each_mapping(each));
-        if self.own.1 > 0 {
-            each(MappingKind::Lists, self.own.0, self.own.1);
+        if self.own.length > 0 {
+            each(MappingKind::Lists, self.own.start, self.own.length);
         }
     }
 
