@@ -18,7 +18,7 @@ use crate::object_state::{ACCOUNTED, ALLOCATED, CACHED, PAID, SAMPLED};
 use crate::objects::Objects;
 use crate::payers::Vector;
 use crate::region::{REGION, StackId, closed_region_cell, objects, stack};
-use crate::sheaf::SheafKind;
+use crate::sheaf::{SheafCounts, SheafKind};
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
 use core::fmt;
@@ -414,17 +414,17 @@ impl<P: Platform> Objects<P> {
         let mut all = [0; CLASSES];
         for class in Class::all() {
             for (node, cache) in self.caches_of(class).enumerate() {
-                let (plain, bound) = self.verify_barn(class, node, &cache.lock())?;
-                all[SheafKind::Plain.memory(class).index()] += plain;
-                all[SheafKind::Bound.memory(class).index()] += bound;
+                let SheafCounts { plain, bound } = self.verify_barn(class, node, &cache.lock())?;
+                all[SheafKind::Plain.memory(class).index()] += u64::from(plain);
+                all[SheafKind::Bound.memory(class).index()] += u64::from(bound);
             }
         }
         Ok(all)
     }
 
-    /// Verifies the sheaves of one barn. Returns the number of plain ones, and of bound ones.
-    fn verify_barn(&self, class: Class, node: usize, cache: &ClassCache) -> Result<(u64, u64), Finding> {
-        let mut all = (0, 0);
+    /// Verifies the sheaves of one barn, and counts them.
+    fn verify_barn(&self, class: Class, node: usize, cache: &ClassCache) -> Result<SheafCounts, Finding> {
+        let mut all = SheafCounts { plain: 0, bound: 0 };
         // For each list: its sheaves, whether they are empty, and the kind of sheaf that it must
         // not have.
         let lists =
@@ -453,9 +453,9 @@ impl<P: Platform> Objects<P> {
                 let far = sheaf.objects().filter(|&object| self.node_of(object) != node).count();
                 equal("objects of another node in a barn", 0, far as u64)?;
             }
-            Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), plain + bound)?;
-            Finding::unless_equal("bound sheaves in a barn", class, 0, list.lengths().bound.into(), bound)?;
-            all = (all.0 + plain, all.1 + bound);
+            Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), (plain + bound).into())?;
+            Finding::unless_equal("bound sheaves in a barn", class, 0, list.lengths().bound.into(), bound.into())?;
+            (all.plain, all.bound) = (all.plain + plain, all.bound + bound);
         }
         Ok(all)
     }
