@@ -162,8 +162,8 @@ struct MemoryPolicy {
     nodes: u64,
 }
 
-/// This thread's memory policy. With `MPOL_F_MEMS_ALLOWED`, the nodes are those that the process may
-/// use. The kernel requires that the mask has room for every node that it supports.
+/// This thread's memory policy. With `MPOL_F_MEMS_ALLOWED`, the nodes are those that the process
+/// may use. The kernel requires that the mask has room for every node that it supports.
 fn get_mempolicy(flags: usize) -> Result<MemoryPolicy, Errno> {
     let (mut mode, mut mask) = (0_i32, [0_u64; 1024 / 64]);
     let number = linux_raw_sys::general::__NR_get_mempolicy as usize;
