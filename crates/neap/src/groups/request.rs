@@ -123,7 +123,7 @@ impl ChargeRequest {
         let grouped = self.grouped()?;
         let grouped = if self.inline { grouped.inline() } else { grouped };
         let on_limit = if self.overcharge { OnLimit::Overcharge } else { OnLimit::Refuse };
-        grouped.charge(self.payer(), self.bytes, on_limit).map_err(|refusal| ChargeError::of(refusal))?;
+        grouped.charge(self.payer(), self.bytes, on_limit).map_err(ChargeError::of)?;
         Ok(self.charged())
     }
 
