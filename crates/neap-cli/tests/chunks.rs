@@ -50,7 +50,7 @@ fn percpu_chunk_report_matches_program_before_and_after_frees() {
     program.stop();
     let read = look(pid);
     program.resume();
-    for key in ["owners", "allocations", "allocated_bytes", "row_bytes", "chunk_pages", "populated"] {
+    for key in ["owners", "allocations", "allocated_bytes", "row_bytes", "chunk_pages"] {
         assert_eq!(read[key], full[key], "{key}");
     }
     let allocated = |percpu: &Value| sum(percpu, |chunk| number(chunk, "allocations") + number(chunk, "taken_bytes"));

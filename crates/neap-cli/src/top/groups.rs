@@ -94,6 +94,7 @@ impl Known {
     pub(super) fn listing(&self, now: u64, interval: Duration, is_tree: bool) -> Listing {
         let title = match self.age(now) {
             Some(age) if age > interval + OLD => format!("Groups, {} s old", age.as_secs()),
+            _ if self.current.as_ref().is_some_and(|seen| seen.is_from_memory) => "Groups, from memory".to_string(),
             _ => "Groups".to_string(),
         };
         let empty = self.failed.as_deref().unwrap_or("No report of its groups has come yet.");
