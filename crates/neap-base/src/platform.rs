@@ -670,17 +670,7 @@ impl Platform for Linux {
 
     fn resident(&self) -> Option<u64> {
         // The text is too large for a frame on a thread's own stack.
-        stack::apart(|| {
-            let mut text = [0; 4096];
-            let text = neap_os::environment::read_file(c"/proc/self/status", &mut text).ok()?;
-            let kibibytes = |key: &[u8]| {
-                let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(key))?;
-                core::str::from_utf8(line).ok()?.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-            };
-            // A kernel without swap has no second line.
-            Some((kibibytes(b"RssAnon:")? + kibibytes(b"VmSwap:").unwrap_or(0)) << 10)
-        })
-        .flatten()
+        stack::apart(neap_os::environment::anonymous_bytes).flatten()
     }
 
     fn pause(&self) {

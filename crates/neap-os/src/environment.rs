@@ -90,6 +90,19 @@ pub fn read_file<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8], Errn
     Ok(&buffer[..length])
 }
 
+/// Reads how many bytes of anonymous memory of the process are resident or swapped out. `None` if
+/// the system does not say. Takes 4 KiB of stack.
+pub fn anonymous_bytes() -> Option<u64> {
+    let mut text = [0; 4096];
+    let text = read_file(c"/proc/self/status", &mut text).ok()?;
+    let kibibytes = |key: &[u8]| {
+        let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(key))?;
+        core::str::from_utf8(line).ok()?.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    // A kernel without swap has no second line.
+    Some((kibibytes(b"RssAnon:")? + kibibytes(b"VmSwap:").unwrap_or(0)) << 10)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
