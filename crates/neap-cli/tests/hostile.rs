@@ -84,23 +84,25 @@ fn numbers_with_layout(address: usize) -> String {
         "handle_address_bits" => 48,
         "stock_bytes_bits" | "id_bits" => 20,
         "nodes" => 1,
-        name if name.starts_with("at_") => address + 8,
+        name if name.starts_with("at_") => address + 8 * MAPPED_GROUPS,
         name if name.ends_with("_table") => address,
         name if name.starts_with("in_group_is") || name.starts_with("in_group_stalls") => 100,
         _ => 0,
     };
     let layout: Vec<String> = LAYOUT.split(' ').map(|name| format!("\"{name}\":{}", value(name))).collect();
-    let per_cpu = format!("{{\"cpus\":8192,\"offsets_table\":{address}}}");
+    let per_cpu = format!("{{\"cpus\":8192,\"offsets_table\":{}}}", address + (16 << 20));
     let memory = format!("\"memory\":{{\"groups\":{{{}}},\"per_cpu\":{per_cpu}}}", layout.join(","));
     NUMBERS.replacen('{', &format!("{{{memory},"), 1)
 }
 
-/// Maps memory for the roles with a layout. Its first word is its address. Each further word is a
-/// group, with counts in one of 2048 classes, or the number of groups. If `is_slow`, a read of the
-/// memory never returns; `None` if the system allows none such.
+/// Groups of a role with a layout.
+const MAPPED_GROUPS: usize = 90_000;
+
+/// Maps memory for the roles with a layout: a word for each group, with its counts at the start of
+/// the memory and in one of 2048 classes, then the number of groups, and zeroes as offsets. If
+/// `is_slow`, a read of the memory never returns; `None` if the system allows none such.
 fn mapped(is_slow: bool) -> Option<usize> {
     const LENGTH: usize = 256 << 20;
-    const GROUPS: usize = 90_000;
     const USERFAULTFD_USER_MODE_ONLY: libc::c_int = 1;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: maps new memory at an address of the kernel's choice.
@@ -125,11 +127,11 @@ fn mapped(is_slow: bool) -> Option<usize> {
         return is_done.then_some(memory as usize);
     }
     // SAFETY: the mapping has room for these words, and nothing else uses it yet.
-    let words = unsafe { core::slice::from_raw_parts_mut(memory.cast::<u64>(), GROUPS) };
+    let words = unsafe { core::slice::from_raw_parts_mut(memory.cast::<u64>(), MAPPED_GROUPS + 1) };
     for (at, word) in words.iter_mut().enumerate() {
-        *word = (at as u64 % 2048) << 48 | GROUPS as u64;
+        *word = (at as u64 % 2048) << 48 | memory as u64;
     }
-    words[0] = memory as u64;
+    words[MAPPED_GROUPS] = MAPPED_GROUPS as u64;
     Some(memory as usize)
 }
 
