@@ -420,6 +420,8 @@ impl<P: Platform> Mm<P> {
 
     /// Allocates by step 4 of malloc, and counts the allocation for samples.
     /// ([`Mm::alloc_fast_grouped`] counts the allocations that come through it.)
+    // Its callers stay as small as their fast paths.
+    #[inline(never)]
     fn alloc_slow_counted(&self, size: usize, align: usize) -> Fresh {
         let fresh = self.alloc_slow(size, align);
         self.count_allocation(fresh.memory, size);
