@@ -192,10 +192,10 @@ impl Stocks {
     #[inline(always)]
     fn attempt(&self, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> SequenceResult {
         let regions = core::ptr::with_exposed_provenance(self.regions);
-        // SAFETY: `sequences` is the registered offset. `regions` is the table from CPU 0 on. Its
-        // entries point to a CPU's line or the closed line, which have `WORDS` words, and `place`
-        // is below that. Only the closed line must not be written. Its words exceed every bound
-        // under every tag.
+        // The entries of `regions` point to a CPU's line or the closed line, of `WORDS` words each.
+        // Only the closed line must not be written: its words exceed every bound under every tag.
+        // SAFETY: `sequences` is the registered offset, `regions` is the table from CPU 0 on, with
+        // the entries described above, and `place` is below `WORDS`.
         unsafe { rseq::alter(self.sequences, regions, place, tag, low, span, delta) }
     }
 

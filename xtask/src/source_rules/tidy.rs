@@ -51,6 +51,8 @@ const LOOM_FILE: &str = "crates/neap-base/src/sync.rs";
 const NEVER_WRITTEN: &[(&str, &str)] = &[("crates/neap-objects/src/object_state.rs", "static NOTHING: AtomicU8")];
 
 const MAX_LINES: usize = 700;
+/// Most lines of a comment from its SAFETY on.
+const SAFETY_LINES: usize = 3;
 
 impl Source<'_> {
     fn in_crate_source(&self) -> bool {
@@ -86,6 +88,12 @@ fn findings(source: &Source) -> Vec<String> {
     }
     if source.lines.len() > MAX_LINES {
         say(MAX_LINES + 1, format!("{} lines; {MAX_LINES} are the most", source.lines.len()));
+    }
+    for (at, _) in source.lines.iter().enumerate().filter(|(_, line)| line.trim_start().starts_with("// SAFETY:")) {
+        let length = source.lines[at..].iter().take_while(|line| line.trim_start().starts_with("//")).count();
+        if length > SAFETY_LINES {
+            say(at + 1, format!("{length} lines of SAFETY; {SAFETY_LINES} are the most: state facts before it"));
+        }
     }
     if source.in_crate_source() && !source.lines.first().is_some_and(|line| line.starts_with("//!")) {
         say(1, "a source file opens with a `//!` paragraph that says what it is".into());
@@ -197,6 +205,7 @@ mod tests {
             ("crates/neap/src/a.rs", "//! A.\nstatic mut A: u8 = 0;\n", "mutable static"),
             ("crates/neap/src/a.rs", "//! A.\npub(crate) static A: AtomicU64 = AtomicU64::new(0);\n", "mutable static"),
             ("crates/neap/src/a.rs", "//! A.\n#[cfg(not(loom))]\nuse core;\n", "loom"),
+            ("xtask/src/a.rs", "//! A.\n// SAFETY: a\n// b\n// c\n// d\nunsafe { f() }\n", "4 lines of SAFETY"),
         ];
         for (path, text, expected) in breaks {
             let found = judge(path, text);
