@@ -24,7 +24,6 @@ const STATED: Stated<'static> = Stated {
     unknown: UNKNOWN,
     left_out: &[
         // A process that ends with a message.
-        "neap::die",
         "neap_os::fatal::die",
         "core::panicking::",
         "unwrap_failed",

@@ -200,7 +200,11 @@ impl<'a> Walk<'a> {
             None => name.contains(part),
         };
         let leads = |at: &u64| callees.iter().any(|callee| is_named(graph.name(*at), callee));
-        graph.functions.keys().copied().filter(leads).collect()
+        let targets: Vec<u64> = graph.functions.keys().copied().filter(leads).collect();
+        if targets.is_empty() && !callees.is_empty() {
+            self.wrong.insert(format!("{name} calls {}, and no function has such a name", callees.join(" or ")));
+        }
+        targets
     }
 
     /// Handles a path back into a function on the current path: its bytes are added to that
@@ -290,5 +294,7 @@ mod tests {
             (40 + 4 * 16 + 24, 0)
         );
         assert_eq!(depth(&Stated { unknown: &[], left_out: &[], repeated: &[] }), (64, 2));
+        let renamed: &[(&str, &[&str])] = &[("second", &["closed"])];
+        assert_eq!(depth(&Stated { unknown: renamed, left_out: &[], repeated: &[("third", 2)] }), (40 + 16 + 24, 1));
     }
 }
