@@ -18,9 +18,9 @@ use serde_json::{Map, Value, json};
 
 use crate::colours::Colours;
 use crate::look::allowance::Allowance;
+use crate::look::control_channel::Haste;
 use crate::look::control_channel::{ControlChannel, MAP};
 use crate::look::foreign::escaped;
-use crate::look::remote_memory::Haste;
 use crate::look::stat_reader::{Page, ProcessStatus};
 use crate::look::subject::{SCHEMA, Subject, print, print_json};
 use crate::process::parse_rss;
@@ -91,7 +91,7 @@ impl Told {
         let page = process.page()?;
         let mut told = Told::BLANK;
         let asked = ControlChannel::of(process, &page).and_then(|channel| {
-            channel.with_haste(Haste::Some).reports(MAP, |words| read(words, &mut told, &process.allowance))
+            channel.with_haste(Haste::Hurried).reports(MAP, |words| read(words, &mut told, &process.allowance))
         });
         match asked {
             Ok(true) => Ok((told, None)),

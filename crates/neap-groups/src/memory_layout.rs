@@ -16,10 +16,10 @@ impl Groups {
     /// Returns names and values: sizes and counts; addresses of words that change (`at_...`) and of
     /// tables (`..._table`); and offsets in an entry of the table of groups (`in_group_...`). They
     /// stay the same until the groups are closed. Takes the tree's mutex and that of the ids.
-    pub fn memory_layout<P: Platform>(&self, platform: &P) -> [(&'static str, u64); 35] {
+    pub fn memory_layout<P: Platform>(&self, platform: &P) -> [(&'static str, u64); 34] {
         let counters = offset_of!(Group, counters);
         let name = offset_of!(Group, name);
-        let [at_live, at_dying, at_slots] = self.tree.count_words().map(|word| word.expose_provenance());
+        let [at_dying, at_slots] = self.tree.count_words().map(|word| word.expose_provenance());
         let stocks = self.stocks.memory_layout();
         [
             ("nodes", self.nodes),
@@ -27,7 +27,6 @@ impl Groups {
             ("kinds", Kind::ALL.len()),
             ("events", Event::ALL.len()),
             ("bytes", self.bytes(platform)),
-            ("at_live", at_live),
             ("at_dying", at_dying),
             ("at_slots", at_slots),
             ("at_ids", self.tree.owners.used_word().expose_provenance()),

@@ -371,10 +371,10 @@ impl Tree {
         GroupCount { live: lists.live, dying: lists.dying_count, slots: lists.fresh, ids }
     }
 
-    /// Returns the addresses of the numbers of live groups, dying groups and slots.
-    pub(crate) fn count_words(&self) -> [*const u32; 3] {
+    /// Returns the addresses of the numbers of dying groups and of slots.
+    pub(crate) fn count_words(&self) -> [*const u32; 2] {
         let lists = self.lists.lock();
-        [&raw const lists.live, &raw const lists.dying_count, &raw const lists.fresh]
+        [&raw const lists.dying_count, &raw const lists.fresh]
     }
 
     /// Returns the child of `parent` that follows `after`; the first child if `after` is `None`.

@@ -21,8 +21,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::look::allowance::{ALLOCATION, Allowance};
+use crate::look::control_channel::Haste;
 use crate::look::control_channel::{CHUNKS, ControlChannel};
-use crate::look::remote_memory::{Haste, MemoryLayout, ask_or_read};
+use crate::look::remote_memory::{MemoryLayout, ask_or_read};
 use crate::look::stat_reader::{Page as Published, ProcessStatus};
 use crate::look::subject::{Rows, Subject, print, print_json};
 use crate::report::rounded;
@@ -149,7 +150,7 @@ impl ReadChunks {
             })?;
             Ok(last.map(|instance| ReadChunks { instance, chunks }))
         };
-        ask_or_read(process, MemoryLayout::of(page, "per_cpu"), Haste::None, ask, |memory, layout| {
+        ask_or_read(process, MemoryLayout::of(page, "per_cpu"), Haste::Unhurried, ask, |memory, layout| {
             let (words, mut chunks) = (in_memory::report(memory, layout, allowance)?, Vec::new());
             let read = ReadChunks::read(&words, &mut chunks, allowance)?;
             Ok(read.map(|(instance, _)| ReadChunks { instance, chunks }))

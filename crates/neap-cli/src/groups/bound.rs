@@ -12,9 +12,9 @@ use neap::groups::{Bound, UNLIMITED};
 
 use super::{ReadGroups, ReportedGroup};
 use crate::drain::size;
+use crate::look::control_channel::Haste;
 use crate::look::control_channel::{BOUND, ChannelRequest, ControlChannel, NO_SUCH_GROUP};
 use crate::look::foreign::escaped;
-use crate::look::remote_memory::Haste;
 use crate::look::subject::{Subject, print};
 use crate::report::human;
 
@@ -58,7 +58,7 @@ pub(crate) fn main(options: &BoundOptions) -> Result<ExitCode> {
     let (path, bounds) = (escaped(options.path.as_bytes()), options.bounds.clone());
     let (_, (done, end)) = options.subject.look(move |process| {
         for page in process.pages()? {
-            let Some(seen) = ReadGroups::ask(process, &page, Haste::None)? else { continue };
+            let Some(seen) = ReadGroups::ask(process, &page, Haste::Unhurried)? else { continue };
             let Some(group) = seen.find(&path) else { continue };
             let (channel, mut done) = (ControlChannel::of(process, &page)?, String::new());
             let end = bounds.iter().try_for_each(|&(bound, bytes)| {

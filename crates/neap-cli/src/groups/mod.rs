@@ -27,8 +27,9 @@ use serde_json::{Map, Value, json};
 
 use crate::colours::Colours;
 use crate::look::allowance::{ALLOCATION, Allowance};
+use crate::look::control_channel::Haste;
 use crate::look::control_channel::{ControlChannel, GROUPS, name_of};
-use crate::look::remote_memory::{Haste, MemoryLayout, ask_or_read};
+use crate::look::remote_memory::{MemoryLayout, ask_or_read};
 use crate::look::stat_model::{ContainerNumbers, Numbers};
 use crate::look::stat_reader::{Page, ProcessStatus};
 use crate::look::subject::{Rows, Subject, print, print_json};
@@ -233,7 +234,7 @@ impl ReadGroups {
     /// Returns the groups of the first manager in the process that has some.
     pub(crate) fn of(process: &ProcessStatus) -> Result<Option<ReadGroups>> {
         for page in process.pages()? {
-            if let Some(seen) = ReadGroups::ask(process, &page, Haste::None)? {
+            if let Some(seen) = ReadGroups::ask(process, &page, Haste::Unhurried)? {
                 return Ok(Some(seen));
             }
         }

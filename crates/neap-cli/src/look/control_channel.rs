@@ -24,7 +24,6 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::look::foreign::escaped;
-use crate::look::remote_memory::Haste;
 use crate::look::silence::{Silence, Vigil};
 use crate::look::stat_reader::{CHANNEL, CHANNEL_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH, opened_path};
 
@@ -59,6 +58,15 @@ const BUSY: u32 = 5;
 const LOOKS: u32 = 64;
 /// Longest wait for an answer, for a caller that can go on without one.
 const A_MOMENT: Duration = Duration::from_secs(1);
+
+/// How long a command waits for an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Haste {
+    /// As long as its allowance allows.
+    Unhurried,
+    /// [`A_MOMENT`] at most.
+    Hurried,
+}
 
 /// A request. A field that a request does not use has its default.
 #[derive(Default)]
@@ -125,7 +133,7 @@ impl<'a> ControlChannel<'a> {
 
     /// Limits the wait for each answer to [`A_MOMENT`] for callers in haste.
     pub(crate) fn with_haste(mut self, haste: Haste) -> ControlChannel<'a> {
-        self.patience = (haste == Haste::Some).then_some(A_MOMENT);
+        self.patience = (haste == Haste::Hurried).then_some(A_MOMENT);
         self
     }
 

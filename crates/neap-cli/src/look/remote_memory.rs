@@ -20,6 +20,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Map, Value};
 
 use crate::look::allowance::Allowance;
+use crate::look::control_channel::Haste;
 use crate::look::handle::ProcessHandle;
 use crate::look::silence::Threads;
 use crate::look::stat_reader::{Page, ProcessStatus};
@@ -180,15 +181,6 @@ impl<'a> MemoryLayout<'a> {
     }
 }
 
-/// How long a command waits for an answer of a process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Haste {
-    /// As long as its allowance allows.
-    None,
-    /// A second at most, since there is another way.
-    Some,
-}
-
 /// Asks a process, and reads its memory if it does not answer. Reads first if no thread of the
 /// process can answer. Where the memory cannot be read, waits for the answer according to `haste`.
 ///
@@ -213,8 +205,36 @@ pub(crate) fn ask_or_read<'p, T>(
         return read().or_else(|why| ask(haste).map_err(|error| unread(error, &why)));
     }
     let mark = process.allowance.mark();
-    ask(Haste::Some).or_else(|error| {
+    ask(Haste::Hurried).or_else(|error| {
         process.allowance.give_back(mark);
-        read().or_else(|why| if haste == Haste::Some { Err(unread(error, &why)) } else { ask(haste) })
+        read().or_else(|why| if haste == Haste::Hurried { Err(unread(error, &why)) } else { ask(haste) })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::time::Duration;
+
+    /// A process can make a page that is never read.
+    #[test]
+    fn reading_waits_no_longer_than_its_allowance() {
+        let allowance = Allowance::new(Duration::from_millis(20));
+        let ((requests, _requested), (_answer, answers)) = (channel(), channel());
+        let memory = RemoteMemory { allowance: &allowance, requests, answers };
+        let refused = memory.words(4096, 1).unwrap_err().to_string();
+        assert!(refused.contains("was not read in time"), "{refused}");
+        assert!(allowance.is_over() && memory.words(4096, 1).is_err());
+        let allowance = Allowance::new(Duration::from_secs(1000));
+        let memory = RemoteMemory { allowance: &allowance, ..memory };
+        assert!(memory.words(4096, MOST_AT_ONCE).unwrap_err().to_string().contains("in one piece"));
+    }
+
+    #[test]
+    fn readers_that_still_wait_are_bounded() {
+        let readers: Vec<_> = (0..READERS_MAX).map(|_| MemoryReader::begin().unwrap()).collect();
+        assert!(MemoryReader::begin().is_err());
+        drop(readers);
+        assert!(MemoryReader::begin().is_ok());
+    }
 }

@@ -11,7 +11,7 @@ use anyhow::Result;
 use super::groups::{GroupShares, bound};
 use crate::groups::ReadGroups;
 use crate::look::census::{Busy, Chosen, Unread, UnreadCount, take};
-use crate::look::remote_memory::Haste;
+use crate::look::control_channel::Haste;
 use crate::look::stat_reader::ProcessStatus;
 use crate::look::totals::Totals;
 
@@ -86,7 +86,7 @@ impl MeasuredProcess {
     fn with_groups(process: &ProcessStatus) -> Result<MeasuredProcess> {
         let page = process.page()?;
         let totals = Totals::of(process, &page)?;
-        let read = if totals.has_groups { ReadGroups::ask(process, &page, Haste::Some)? } else { None };
+        let read = if totals.has_groups { ReadGroups::ask(process, &page, Haste::Hurried)? } else { None };
         Ok(MeasuredProcess { totals, groups: read.as_ref().map(GroupShares::of) })
     }
 

@@ -18,9 +18,9 @@ use super::limits::ProfileLimits;
 use super::unwind::{Callers, Unwinder};
 use crate::groups::ReadGroups;
 use crate::look::allowance::Allowance;
+use crate::look::control_channel::Haste;
 use crate::look::foreign::escaped;
 use crate::look::handle::ProcessHandle;
-use crate::look::remote_memory::Haste;
 use crate::look::stat_reader::{ProcessStatus, monotonic};
 
 /// Time between two looks, unless one has found so many bytes that the ring may overflow.
@@ -219,7 +219,7 @@ impl Session {
         }
         self.asked_groups = Some(Instant::now());
         let seen = ProcessStatus::read(&self.handle, Allowance::of_bytes(MOST_OF_GROUPS, LONGEST_LOOK))
-            .and_then(|process| ReadGroups::ask(&process, &process.page()?, Haste::None));
+            .and_then(|process| ReadGroups::ask(&process, &process.page()?, Haste::Unhurried));
         let wanted: HashSet<u64> = self.collector.cells().iter().map(|cell| cell.key.group).collect();
         for group in seen.ok().flatten().map(|seen| seen.groups).unwrap_or_default() {
             let path = if group.path.is_empty() { "/" } else { group.path.as_str() };

@@ -19,8 +19,8 @@ use crate::drain;
 use crate::groups::{self, ReadGroups, ReportedGroup};
 use crate::look::allowance::Allowance;
 use crate::look::control_channel::ControlChannel;
+use crate::look::control_channel::Haste;
 use crate::look::handle::ProcessHandle;
-use crate::look::remote_memory::Haste;
 use crate::look::stat_reader::{ProcessStatus, monotonic};
 use neap::groups::UNLIMITED;
 
@@ -66,13 +66,13 @@ impl Asked {
     /// Requests the groups of the process. Returns `None` if there are none.
     pub(super) fn groups(&self) -> Result<Option<ReadGroups>> {
         let process = self.process()?;
-        ReadGroups::ask(&process, &process.page()?, Haste::None)
+        ReadGroups::ask(&process, &process.page()?, Haste::Unhurried)
     }
 
     fn change(&self, wanted: &Change) -> Result<String> {
         let process = self.process()?;
         let page = process.page()?;
-        let seen = ReadGroups::ask(&process, &page, Haste::None)?.unwrap_or_default();
+        let seen = ReadGroups::ask(&process, &page, Haste::Unhurried)?.unwrap_or_default();
         // The process may have executed another program, whose groups have the same ids.
         let is_it = |group: &&ReportedGroup| group.id == wanted.group && readable(&group.path) == wanted.path;
         let group = seen.groups.iter().find(is_it);

@@ -176,9 +176,9 @@ impl<P: Platform> Core<P> {
     /// reads them there because no thread of the process answers.
     fn describe_memory(&self, text: &mut Text<'_>) -> fmt::Result {
         write!(text, "\"memory\":{{\"groups\":")?;
-        write_layout(text, self.groups.get().map(|groups| groups.memory_layout(&self.objects.platform)).as_slice())?;
+        write_layout(text, self.groups.get().map(|groups| groups.memory_layout(&self.objects.platform)))?;
         write!(text, ",\"per_cpu\":")?;
-        write_layout(text, self.per_cpu.get().map(PerCpuData::memory_layout).as_slice())?;
+        write_layout(text, self.per_cpu.get().map(PerCpuData::memory_layout))?;
         write!(text, "}},")
     }
 
@@ -198,8 +198,8 @@ impl<P: Platform> Core<P> {
 }
 
 /// Writes the layout, if there is one, as an object.
-fn write_layout<const N: usize>(text: &mut Text<'_>, layout: &[[(&str, u64); N]]) -> fmt::Result {
-    let Some(layout) = layout.first() else { return text.write_str("null") };
+fn write_layout<const N: usize>(text: &mut Text<'_>, layout: Option<[(&str, u64); N]>) -> fmt::Result {
+    let Some(layout) = layout else { return text.write_str("null") };
     for (at, (name, value)) in layout.iter().enumerate() {
         write!(text, "{}\"{name}\":{value}", if at == 0 { '{' } else { ',' })?;
     }
