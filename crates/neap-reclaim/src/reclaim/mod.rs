@@ -23,7 +23,7 @@ mod watchdog;
 mod pass_tests;
 
 /// Enters a gate that the tests of this crate share.
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 fn inside() -> neap_base::gate::Inside<'static> {
     static GATE: neap_base::gate::Gate = neap_base::gate::Gate::new();
     GATE.enter(0)
