@@ -43,6 +43,7 @@ use crate::size_class::Class;
 use crate::strided_run::StridedRun;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use neap_base::gate::Inside;
 use neap_base::platform::{Errno, Platform, memory};
 use neap_base::{CpuLock, Mutex};
 use neap_os::rseq::{self, MOST_CPUS, SequenceResult, SequenceTable, Stack, UNREGISTERED, has_instructions};
@@ -175,9 +176,9 @@ impl CpuCaches {
         region
     }
 
-    /// Gives a CPU its region if it has none. The caller is inside the fork gate. While another
-    /// thread holds the CPU's lock, or the table is closed, the call changes nothing. The CPU's
-    /// stacks then refuse operations until a later call makes the region.
+    /// Gives a CPU its region if it has none. While another thread holds the CPU's lock, or the
+    /// table is closed, the call changes nothing. The CPU's stacks then refuse operations until a
+    /// later call makes the region.
     ///
     /// The CPU's lock excludes other callers on this CPU, and takers:
     ///
@@ -190,7 +191,7 @@ impl CpuCaches {
     ///
     /// A taker that does not yet see the CPU among the used ones takes nothing, as if it had come
     /// before A.
-    pub(crate) fn begin<P: Platform>(&self, platform: &P, cpu: usize) {
+    pub(crate) fn begin<P: Platform>(&self, _: &Inside<'_>, platform: &P, cpu: usize) {
         let cpu = cpu.min(self.cpus - 1);
         // Relaxed: a thread closes and opens the table only while it is alone in the gate.
         if self.used.contains(cpu) || self.shut.load(Ordering::Relaxed) {
@@ -435,8 +436,14 @@ impl CpuCaches {
     /// Gives a stack of this CPU room for `objects` objects if it has less. A stack has no room
     /// before its first use, and after a taker has taken it. The first call on a CPU makes the
     /// CPU's region.
-    pub fn raise_capacity<P: Platform>(&self, platform: &P, stack: StackId, objects: u32) -> Attempt<()> {
-        self.begin(platform, platform.cpu());
+    pub fn raise_capacity<P: Platform>(
+        &self,
+        inside: &Inside<'_>,
+        platform: &P,
+        stack: StackId,
+        objects: u32,
+    ) -> Attempt<()> {
+        self.begin(inside, platform, platform.cpu());
         let capacity = objects.min(stack.capacity());
         // SAFETY: on Rseq CPUs the table holds the registered offset. Its entries are regions or
         // the closed region, which have a stack at `place` until `close`. A region has

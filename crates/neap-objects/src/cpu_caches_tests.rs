@@ -10,6 +10,7 @@ use crate::instance::{CONFIG, Opened, machine};
 use crate::region::{StackId, at, closed_region_cell};
 use crate::size_class::Class;
 use core::sync::atomic::Ordering::Relaxed;
+use neap_base::gate::Inside;
 use neap_base::platform::Errno;
 use neap_base::{Linux, Platform};
 use neap_os::rseq::{SequenceTable, UNREGISTERED};
@@ -31,7 +32,7 @@ impl<P: Platform> Own<P> {
 
     /// Gives every CPU its region, as its first use would.
     fn begin_all(self) -> Own<P> {
-        (0..self.1.cpus()).for_each(|cpu| self.1.begin(&self.0, cpu));
+        (0..self.1.cpus()).for_each(|cpu| Inside::assume(|inside| self.1.begin(inside, &self.0, cpu)));
         self
     }
 
@@ -110,7 +111,7 @@ fn sequences_are_closed_though_an_atomic_stack_stays_held() {
 #[test]
 fn what_is_not_null_below_a_stack_is_found() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
-    o.cpu_caches.begin(&o.platform, 1);
+    Inside::assume(|inside| o.cpu_caches.begin(inside, &o.platform, 1));
     assert!(o.cpu_caches.drain_cpu(&o.platform, 1, |_| true, |_, _| unreachable!("nothing is in it")));
     // SAFETY: the test has one thread.
     let regions = [*o.cpu_caches.spare.lock(), unsafe { o.cpu_caches.lock(1).peek() }];
@@ -137,7 +138,7 @@ fn a_held_atomic_stack_counts_as_in_use() {
     let looks = || Class::all().map(|class| o.cpu_caches.snapshot(&o.platform, 1, class)).collect::<Vec<_>>();
     let nothing = looks().iter().map(|_| StackSnapshot::default()).collect::<Vec<_>>();
     assert_eq!(looks(), nothing, "never used");
-    o.cpu_caches.begin(&o.platform, 1);
+    Inside::assume(|inside| o.cpu_caches.begin(inside, &o.platform, 1));
     assert_eq!(looks(), nothing, "without room");
     let holder = o.cpu_caches.lock(1).try_lock().unwrap();
     assert!(looks().iter().all(|seen| seen.active && seen.count == 0));
@@ -184,12 +185,12 @@ fn unused_cpus_have_no_memory_and_no_part_in_fork() {
 #[test]
 fn no_cpu_begins_while_the_table_is_closed() {
     let o = Own::open(machine(4));
-    o.1.begin(&o.0, 0);
+    Inside::assume(|inside| o.1.begin(inside, &o.0, 0));
     assert_eq!(o.close(1), Ok(()));
-    o.1.begin(&o.0, 1);
+    Inside::assume(|inside| o.1.begin(inside, &o.0, 1));
     assert_eq!((o.1.used().iter().collect::<Vec<_>>(), o.free()), (std::vec![0], std::vec![false, true, true, true]));
     o.1.open_table(&o.0);
-    o.1.begin(&o.0, 1);
+    Inside::assume(|inside| o.1.begin(inside, &o.0, 1));
     assert_eq!((o.1.used().iter().collect::<Vec<_>>(), o.free()), (std::vec![0, 1], std::vec![true; 4]));
 }
 
@@ -199,7 +200,7 @@ fn the_lock_of_an_unused_cpu_is_not_touched_outside_the_gate() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
     let class = Class::of_size(64);
     let holder = o.cpu_caches.lock(0).try_lock().unwrap();
-    o.cpu_caches.begin(&o.platform, 0);
+    Inside::assume(|inside| o.cpu_caches.begin(inside, &o.platform, 0));
     assert_eq!(o.cpu_caches.pop_at_once(&o.platform, class), None);
     assert!(matches!(o.cpu_caches.pop(&o.platform, class), crate::cpu_caches::Attempt::Refused));
     drop(holder);

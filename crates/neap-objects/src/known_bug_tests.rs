@@ -15,6 +15,7 @@ use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabList};
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use neap_base::gate::Inside;
 use neap_base::{Linux, Platform};
 use neap_pages::{Effort, State};
 use neap_testing::shared::Shared;
@@ -353,7 +354,7 @@ fn b9_a_call_that_finds_its_stack_taken_does_not_wait() {
 #[test]
 fn b10_a_call_that_finds_its_stack_taken_makes_one_slab() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
-    o.cpu_caches.begin(&o.platform, 0);
+    Inside::assume(|inside| o.cpu_caches.begin(inside, &o.platform, 0));
     let owner = o.cpu_caches.lock(0).try_lock().unwrap();
     let object = o.take(CLASS).unwrap();
     let shape = CLASS.slab_shape(4096);
@@ -373,7 +374,7 @@ fn a_new_slab_is_never_seen_wholly_free() {
     let (class, stop) = (Class(72), AtomicBool::new(false));
     let o = Opened::new(machine(1), &CONFIG).unwrap();
     // The stack's lock is held, so every call goes to the slabs.
-    o.cpu_caches.begin(&o.platform, 0);
+    Inside::assume(|inside| o.cpu_caches.begin(inside, &o.platform, 0));
     let owner = o.cpu_caches.lock(0).try_lock().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {

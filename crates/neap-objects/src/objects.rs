@@ -31,6 +31,7 @@ use crate::uncharger::{GateSide, Uncharger};
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use neap_base::gate::Inside;
 use neap_base::live::{Cells, Link};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{Mutex, Order, Pfn};
@@ -406,11 +407,11 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Allocates an object of `class`; `None` if there is no page for it.
-    pub fn allocate(&self, class: Class) -> Option<*mut u8> {
+    pub fn allocate(&self, inside: &Inside<'_>, class: Class) -> Option<*mut u8> {
         let object = match self.cpu_caches.pop(&self.platform, class) {
             Attempt::Done(object) => object,
-            Attempt::Refused => self.refill(class)?,
-            Attempt::Busy => self.allocate_directly(class)?,
+            Attempt::Refused => self.refill(inside, class)?,
+            Attempt::Busy => self.allocate_directly(inside, class)?,
         };
         // SAFETY: stacks, sheaves and slabs give out objects of this instance that are marked as
         // cached, and this one is this thread's now.
@@ -437,12 +438,12 @@ impl<P: Platform> Objects<P> {
 
     /// Allocates one object from the barn or a slab, for a caller that finds its slot busy. The
     /// object is marked as cached.
-    fn allocate_directly(&self, class: Class) -> Option<*mut u8> {
+    fn allocate_directly(&self, inside: &Inside<'_>, class: Class) -> Option<*mut u8> {
         self.busy.fetch_add(1, Ordering::Relaxed);
         if let Some(object) = self.near(class).lock().take_one() {
             return Some(object);
         }
-        self.take_one(class)
+        self.take_one(inside, class)
     }
 
     /// Makes a slab that is on no list. Returns it and its node; `None` if there is no page.
@@ -490,12 +491,12 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Frees an object that is marked as cached and in no stack.
-    pub fn free(&self, class: Class, object: *mut u8) {
+    pub fn free(&self, inside: &Inside<'_>, class: Class, object: *mut u8) {
         let home = self.kind_entry(object).home();
         let stack = if home == self.platform.cpu() as u16 { StackId::local(class) } else { StackId::remote(class) };
         match self.cpu_caches.push(&self.platform, stack, object) {
             Attempt::Done(()) => {}
-            Attempt::Refused => self.spill(stack, home, object),
+            Attempt::Refused => self.spill(inside, stack, home, object),
             Attempt::Busy => self.free_directly(class, object),
         }
     }

@@ -33,6 +33,7 @@ use crate::objects::Objects;
 use crate::size_class::Class;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
+use neap_base::gate::Inside;
 
 /// The most objects that one call returns to slabs; its last step may exceed that.
 const OBJECTS_PER_CALL_MAX: u64 = 1 << 16;
@@ -130,10 +131,9 @@ impl Reuse {
 
 impl<P: Platform> Objects<P> {
     /// Turns free objects into free pages until `take` gets `pages` pages in a row without growth.
-    /// Does nothing before growth has passed the quantum. The caller is inside the fork gate and
-    /// holds no lock.
+    /// Does nothing before growth has passed the quantum. The caller holds no lock.
     #[inline]
-    pub fn reuse_before_growth<T>(&self, pages: u32, mut take: impl FnMut() -> Option<T>) -> Option<T> {
+    pub fn reuse_before_growth<T>(&self, _: &Inside<'_>, pages: u32, mut take: impl FnMut() -> Option<T>) -> Option<T> {
         let is_due = self.pages.grown() + u64::from(pages) >= self.reuse.next.load(Relaxed);
         if is_due { self.reuse(pages, &mut take) } else { None }
     }

@@ -25,12 +25,13 @@ use crate::size_class::Class;
 use crate::slab::{On, SlabId};
 use crate::slab_free::Loose;
 use core::ptr::NonNull;
+use neap_base::gate::Inside;
 use neap_base::{Order, Platform};
 
 impl<P: Platform> Objects<P> {
     /// Takes up to `most` objects out of slabs of a class: near ones, reused pages, near holes, a
     /// new slab, or else any slab. Returns the number taken.
-    pub(crate) fn take(&self, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
+    pub(crate) fn take(&self, inside: &Inside<'_>, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         let near = self.pages.nearest(&self.platform);
         let taken = self.take_from_partial(near, class, most, &mut each);
         if taken > 0 {
@@ -38,7 +39,7 @@ impl<P: Platform> Objects<P> {
         }
         let order = Order(class.slab_shape(self.pages.page_size()).order);
         let resident = || self.pages.allocate_resident_block(&self.platform, order);
-        if let Some(block) = self.reuse_before_growth(order.pages(), resident) {
+        if let Some(block) = self.reuse_before_growth(inside, order.pages(), resident) {
             let taken = self.take_from_slab(self.make_slab(class, block), class, most, &mut each);
             if taken > 0 {
                 return taken;

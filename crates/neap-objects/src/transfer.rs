@@ -26,6 +26,7 @@ use crate::size_class::Class;
 use crate::strided_run::{self, StridedRun};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 
 /// A refill may get a sheaf whose [home](KindEntry) is another CPU. It then looks at every
 /// `HOME_SAMPLE_STEP`th object of the sheaf, and makes this CPU the home of the part of a slab
@@ -43,7 +44,7 @@ const UNBOUND_AFTER_FAILURE: u32 = 256;
 
 impl<P: Platform> Objects<P> {
     /// Moves a batch of sheaves of objects to this CPU's stack, and returns one of them.
-    pub(crate) fn refill(&self, class: Class) -> Option<*mut u8> {
+    pub(crate) fn refill(&self, inside: &Inside<'_>, class: Class) -> Option<*mut u8> {
         let (stack, cpu) = (StackId::local(class), self.platform.cpu() as u16);
         let room = self.cpu_caches.room(&self.platform, cpu.into(), stack);
         let (mut full, mut used) = (SheafList::new(), SheafList::new());
@@ -63,7 +64,7 @@ impl<P: Platform> Objects<P> {
             (streak, empty)
         };
         if streak >= LONG_STREAK_REFILLS && full.length() > 0 && room < stack.capacity() {
-            let _ = self.cpu_caches.raise_capacity(&self.platform, stack, room + stack.first_capacity());
+            let _ = self.cpu_caches.raise_capacity(inside, &self.platform, stack, room + stack.first_capacity());
         }
         let mut object = None;
         while let Some(mut sheaf) = full.pop() {
@@ -71,20 +72,20 @@ impl<P: Platform> Objects<P> {
                 sheaf.sample(HOME_SAMPLE_STEP).for_each(|object| self.move_home(class, object, cpu));
             }
             object = object.or_else(|| sheaf.pop());
-            self.unload(class, &mut sheaf);
+            self.unload(inside, class, &mut sheaf);
             used.push(sheaf);
         }
         if object.is_none() {
             // Without an empty sheaf, takes the caller's object first. Otherwise a new sheaf might
             // take the last memory.
             let sheaf = empty.or_else(|| {
-                object = self.take_one(class);
+                object = self.take_one(inside, class);
                 object.and_then(|_| self.new_sheaf(class, SheafKind::Plain))
             });
             if let Some(mut sheaf) = sheaf {
-                self.fill(class, &mut sheaf);
+                self.fill(inside, class, &mut sheaf);
                 object = object.or_else(|| sheaf.pop());
-                self.unload(class, &mut sheaf);
+                self.unload(inside, class, &mut sheaf);
                 used.push(sheaf);
             }
         }
@@ -95,7 +96,7 @@ impl<P: Platform> Objects<P> {
     /// Moves the objects of a sheaf to this CPU's local stack. Gives the stack its first capacity
     /// if the stack refuses objects. If the stack still refuses objects, or its slot is busy, the
     /// remaining objects stay in the sheaf.
-    fn unload(&self, class: Class, sheaf: &mut Sheaf) {
+    fn unload(&self, inside: &Inside<'_>, class: Class, sheaf: &mut Sheaf) {
         let stack = StackId::local(class);
         let push = |sheaf: &Sheaf| match sheaf.strided_runs().next() {
             Some(lowest) => self.cpu_caches.push_strided_run(&self.platform, stack, &lowest),
@@ -105,7 +106,7 @@ impl<P: Platform> Objects<P> {
             let mut moved = push(sheaf);
             if moved == Attempt::Refused {
                 // A drain took the stack, or no thread has used it yet.
-                let _ = self.cpu_caches.raise_capacity(&self.platform, stack, stack.first_capacity());
+                let _ = self.cpu_caches.raise_capacity(inside, &self.platform, stack, stack.first_capacity());
                 moved = push(sheaf);
             }
             match moved {
@@ -119,13 +120,13 @@ impl<P: Platform> Objects<P> {
     /// Fills a sheaf with objects from slabs until it is at least half full, and marks them as
     /// cached. Makes new slabs if necessary. Then reverses the sheaf, so that pops from its top
     /// return ascending addresses, which processors prefetch.
-    fn fill(&self, class: Class, sheaf: &mut Sheaf) {
+    fn fill(&self, inside: &Inside<'_>, class: Class, sheaf: &mut Sheaf) {
         let mut marked = 0;
         loop {
             self.mark_taken(class, &sheaf.cells()[marked..]);
             marked = sheaf.cells().len();
             let rest = sheaf.capacity() - marked;
-            if marked >= rest || self.take(class, rest, |row| self.load_row(class, &row, sheaf)) == 0 {
+            if marked >= rest || self.take(inside, class, rest, |row| self.load_row(class, &row, sheaf)) == 0 {
                 break;
             }
         }
@@ -139,9 +140,9 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Takes one object out of slabs and marks it as cached.
-    pub(crate) fn take_one(&self, class: Class) -> Option<*mut u8> {
+    pub(crate) fn take_one(&self, inside: &Inside<'_>, class: Class) -> Option<*mut u8> {
         let mut object = None;
-        self.take(class, 1, |row| object = Some(self.first_of(class, &row)));
+        self.take(inside, class, 1, |row| object = Some(self.first_of(class, &row)));
         self.mark_taken(class, object.as_slice());
         object
     }
@@ -172,7 +173,7 @@ impl<P: Platform> Objects<P> {
 
     /// Moves a batch of sheaves of objects from a stack of this CPU to the barn, then pushes
     /// `object`, whose home is `home`.
-    pub(crate) fn spill(&self, stack: StackId, home: u16, object: *mut u8) {
+    pub(crate) fn spill(&self, inside: &Inside<'_>, stack: StackId, home: u16, object: *mut u8) {
         let class = stack.class();
         let cache = self.near(class);
         let room = self.cpu_caches.room(&self.platform, self.platform.cpu(), stack);
@@ -182,7 +183,7 @@ impl<P: Platform> Objects<P> {
             let here = StackId::local(class);
             if self.cpu_caches.push(&self.platform, here, object) != Attempt::Done(()) {
                 // The objects of that stack have this CPU as home.
-                self.spill(here, self.platform.cpu() as u16, object);
+                self.spill(inside, here, self.platform.cpu() as u16, object);
             }
             return;
         };
@@ -203,7 +204,7 @@ impl<P: Platform> Objects<P> {
                 take_for(cpu, batch - n, &mut self.near(class).lock().empty, &mut empty);
             }
             let Some(mut sheaf) = empty.pop().or_else(|| self.sheaf_for_frees(class)) else { break };
-            let done = self.load(stack, home, &mut sheaf);
+            let done = self.load(inside, stack, home, &mut sheaf);
             if let Some(bound) = self.bind(class, &mut sheaf, &mut empty_bound) {
                 loaded.push(bound);
                 empty.push(sheaf);
@@ -269,13 +270,13 @@ impl<P: Platform> Objects<P> {
 
     /// Fills an empty sheaf from a stack of this CPU. Returns `false` and leaves the sheaf empty if
     /// the stack is busy, has no room, or has too few objects.
-    fn load(&self, stack: StackId, home: u16, sheaf: &mut Sheaf) -> bool {
+    fn load(&self, inside: &Inside<'_>, stack: StackId, home: u16, sheaf: &mut Sheaf) -> bool {
         sheaf.set_home(home);
         let filled = sheaf.fill(|cells| self.cpu_caches.pop_many(&self.platform, stack, cells) == Attempt::Done(()));
         if !filled {
             // A stack that is not full and refuses was taken by a drain, or never used. Give it
             // room.
-            let _ = self.cpu_caches.raise_capacity(&self.platform, stack, stack.first_capacity());
+            let _ = self.cpu_caches.raise_capacity(inside, &self.platform, stack, stack.first_capacity());
         }
         filled
     }
@@ -324,7 +325,7 @@ mod tests {
         while room(&o) != 7 {
             o.give(class, held.pop().unwrap());
         }
-        o.unload(class, &mut sheaf);
+        Inside::assume(|inside| o.unload(inside, class, &mut sheaf));
         assert_eq!((room(&o), sheaf.objects().collect::<Vec<_>>()), (2, objects[5..].to_vec()));
         assert_eq!(o.take(class), Some(objects[4]), "the last that went");
         o.give(class, objects[4]);

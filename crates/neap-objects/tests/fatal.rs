@@ -7,6 +7,7 @@ mod instance;
 
 use core::ptr::NonNull;
 use instance::{CONFIG, Opened, machine};
+use neap_base::gate::Inside;
 use neap_objects::charged::GateSide;
 use neap_objects::size_class::Class;
 use neap_pages::Effort;
@@ -24,7 +25,7 @@ fn case(name: &str) {
     // The object is in two cells: of one stack, or of two CPUs' stacks.
     o.give(class, object);
     Virtual::run_on(usize::from(name == "slab gone"));
-    o.free(class, object);
+    Inside::assume(|inside| o.free(inside, class, object));
     match name {
         "given up" => assert_eq!(o.take(class), Some(object), "the program has one of the two"),
         "both given up" => {}

@@ -62,18 +62,18 @@ impl Reclaimer for On {
         let instead = self.0.offline.lock().unwrap().take();
         match instead {
             Some(instead) => instead(child, parent),
-            None => self.shrinkers().offline(self, child.slot, parent.slot),
+            None => Inside::assume(|inside| self.shrinkers().offline(inside, self, child.slot, parent.slot)),
         }
     }
 }
 
 impl Host for On {
-    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+    fn memory(&self, _: &Inside<'_>, bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: the layout has a size, since no caller requests 0 bytes.
         NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 64).unwrap()) })
     }
 
-    unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+    unsafe fn give_back(&self, _: &Inside<'_>, memory: NonNull<u8>, bytes: usize) {
         // SAFETY: `memory` allocated it with this layout, and no thread uses it any more.
         unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
     }
@@ -82,8 +82,10 @@ impl Host for On {
         self.groups().is_online(group, slot)
     }
 
-    fn follow(&self, group: GroupId, hang: impl FnMut(GroupSlot)) {
-        assert!(Inside::assume(|inside| self.groups().attach(inside, &self.groups().reading(), group, hang)));
+    fn follow(&self, group: GroupId, mut hang: impl FnMut(&Inside<'_>, GroupSlot)) {
+        assert!(Inside::assume(|inside| {
+            self.groups().attach(inside, &self.groups().reading(), group, |seat| hang(inside, seat))
+        }));
     }
 }
 
@@ -189,7 +191,7 @@ impl On {
     }
 
     fn mark_slot(&self, slot: u32) {
-        self.shrinkers().mark(self, *self.0.id.get().unwrap(), slot, 0);
+        Inside::assume(|inside| self.shrinkers().mark(inside, self, *self.0.id.get().unwrap(), slot, 0));
     }
 
     fn mark(&self, group: GroupId) {
@@ -250,7 +252,7 @@ fn the_heir_of_a_group_that_leaves_gets_a_mark_that_was_cleared() {
         *host.0.cache.counted.lock().unwrap() = Some(Box::new(move |count| {
             if count == 1 {
                 // The second count: the bit is cleared.
-                host.shrinkers().offline(&host, child.slot, parent.slot);
+                Inside::assume(|inside| host.shrinkers().offline(inside, &host, child.slot, parent.slot));
             }
         }));
         assert_eq!(host.visit(child), 0);

@@ -447,10 +447,10 @@ impl<P: Platform> Mm<P> {
             return Fresh::NULL;
         }
         let attempt = || {
-            let _inside = self.gate.enter(core.objects.platform.cpu());
+            let inside = self.gate.enter(core.objects.platform.cpu());
             match Class::of_layout(size, align, core.objects.pages.page_size()) {
-                Some(class) => core.objects.allocate(class).map(|memory| Fresh { memory, is_zero: false }),
-                None => core.allocate_run(size, align).inspect(|_| core.count_run(size.max(1), 0)),
+                Some(class) => core.objects.allocate(&inside, class).map(|memory| Fresh { memory, is_zero: false }),
+                None => core.allocate_run(&inside, size, align).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
         let memory = attempt().or_else(|| core.reclaim_for_allocation(self, size, &attempt));
@@ -495,8 +495,8 @@ impl<P: Platform> Mm<P> {
             return;
         }
         {
-            let _inside = self.gate.enter(core.objects.platform.cpu());
-            core.objects.free(class, pointer);
+            let inside = self.gate.enter(core.objects.platform.cpu());
+            core.objects.free(&inside, class, pointer);
         }
         core.after_free(self, Returned::Objects(class));
     }
@@ -566,8 +566,8 @@ impl<P: Platform> Mm<P> {
         self.end_sample_of_run(core, pointer);
         let payer = core.run_payer(pointer);
         let bytes = {
-            let _inside = self.gate.enter(core.objects.platform.cpu());
-            let bytes = core.free_run(pointer);
+            let inside = self.gate.enter(core.objects.platform.cpu());
+            let bytes = core.free_run(&inside, pointer);
             core.count_run(0, bytes);
             bytes
         };

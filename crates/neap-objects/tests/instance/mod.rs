@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
 use core::ops::Deref;
+use neap_base::gate::Inside;
 use neap_base::platform::Errno;
 use neap_base::{Linux, Platform};
 use neap_objects::charged::GateSide;
@@ -126,7 +127,7 @@ impl<P: Platform> Opened<P> {
     /// Allocates an object of a class, by the fast path if possible.
     pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
         let fast = self.fast_path.allocate(class.size()).map(|object| object.as_ptr());
-        let object = fast.or_else(|| self.allocate(class))?;
+        let object = fast.or_else(|| Inside::assume(|inside| self.allocate(inside, class)))?;
         assert!(self.is_allocated(object));
         // SAFETY: the object was just handed out, and holds at least two words.
         unsafe { object.cast::<usize>().write(object.addr()) };
@@ -139,10 +140,10 @@ impl<P: Platform> Opened<P> {
         assert_eq!(unsafe { object.cast::<usize>().read() }, object.addr(), "{object:p} lost its contents");
         match self.fast_path.free(object) {
             FreeOutcome::Cached => {}
-            FreeOutcome::CacheFull => self.free(class, object),
+            FreeOutcome::CacheFull => Inside::assume(|inside| self.free(inside, class, object)),
             FreeOutcome::NotFastPath => {
                 assert!(self.disown(object), "{object:p} is not allocated");
-                self.free(class, object);
+                Inside::assume(|inside| self.free(inside, class, object));
             }
         }
     }

@@ -10,6 +10,7 @@
 
 use crate::instance::{CONFIG, Opened, machine, rseq};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use neap_base::gate::Inside;
 use neap_base::{Order, Platform};
 use neap_objects::charged::{GateSide, Owned};
 use neap_objects::fast_path::FreeOutcome;
@@ -407,7 +408,7 @@ fn freed_once<P: Platform>(o: &Opened<P>) {
         assert_eq!((o.is_allocated(object), o.is_cached(object), o.disown(object)), (false, true, false));
         assert_eq!(o.fast_path.free(object), FreeOutcome::NotFastPath, "it is free already");
         if !put {
-            o.free(class, object);
+            Inside::assume(|inside| o.free(inside, class, object));
         }
         // Handed out again, without an owner.
         let again = o.take_many(class, 100);

@@ -14,6 +14,7 @@
 
 use crate::instance::{CONFIG, Opened, machine, resident, rseq};
 use core::sync::atomic::Ordering::Relaxed;
+use neap_base::gate::Inside;
 use neap_base::{Linux, Platform};
 use neap_objects::cpu_caches::CacheMode;
 use neap_objects::fast_path::FreeOutcome;
@@ -229,7 +230,7 @@ fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
             seen = true;
         }
         if freed == FreeOutcome::CacheFull {
-            o.free(class, object);
+            Inside::assume(|inside| o.free(inside, class, object));
         }
         o.give(class, held.next().unwrap());
         o.drain();

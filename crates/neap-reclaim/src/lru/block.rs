@@ -7,6 +7,7 @@ use super::sublist::Sub;
 use crate::Host;
 use core::cell::Cell;
 use core::ptr::{NonNull, null_mut};
+use neap_base::gate::Inside;
 use neap_groups::GroupSlot;
 
 /// The group that items of a list belong to.
@@ -74,8 +75,14 @@ pub(super) fn bytes(nodes: usize) -> usize {
 }
 
 /// Makes a block for a list and a group. Returns `None` if there is no memory.
-pub(super) fn make<H: Host>(host: &H, list: NonNull<Head>, nodes: usize, seat: GroupSlot) -> Option<NonNull<Block>> {
-    let block = host.memory(bytes(nodes))?.cast::<Block>();
+pub(super) fn make<H: Host>(
+    inside: &Inside<'_>,
+    host: &H,
+    list: NonNull<Head>,
+    nodes: usize,
+    seat: GroupSlot,
+) -> Option<NonNull<Block>> {
+    let block = host.memory(inside, bytes(nodes))?.cast::<Block>();
     let slot = Cell::new(seat.slot);
     let [next, previous] = [(); 2].map(|()| Cell::new(null_mut()));
     // SAFETY: `host.memory` returned `bytes(nodes)` bytes on a cache line of their own, which no

@@ -102,11 +102,11 @@ impl<H: Host> Hands<'_, H> {
     /// The call of [`LruList::take`] that returned this has taken the item off. The item exists for
     /// as long as it is on the list.
     pub unsafe fn put_back(&self, item: NonNull<Item>, end: End) -> bool {
-        self.site.host.inside(|_| {
+        self.site.host.inside(|inside| {
             let _reading = self.site.groups.reading();
             // SAFETY: the sub-list's block is pinned while the sub-list counts hands.
             let sub = unsafe { self.sub.as_ref() };
-            self.list.put(&self.site, sub, self.node, item, end, Some(sub))
+            self.list.put(inside, &self.site, sub, self.node, item, end, Some(sub))
         })
     }
 }

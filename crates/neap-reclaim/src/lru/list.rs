@@ -110,13 +110,13 @@ impl<H: Host> Site<'_, H> {
     /// # Errors
     /// [`GroupError::NoMemory`]: there is no memory for the list.
     pub fn open(&self, by: By, shrinker: Option<u64>) -> Result<LruList, GroupError> {
-        self.host.inside(|_| {
-            let head = self.host.memory(size_of::<Head>()).ok_or(GroupError::NoMemory)?.cast::<Head>();
+        self.host.inside(|inside| {
+            let head = self.host.memory(inside, size_of::<Head>()).ok_or(GroupError::NoMemory)?.cast::<Head>();
             let nodes = self.host.platform().nodes();
-            let Some(root) = block::make(self.host, head, nodes, GroupSlot::ROOT) else {
+            let Some(root) = block::make(inside, self.host, head, nodes, GroupSlot::ROOT) else {
                 // SAFETY: `memory` returned this above with this size, and no other thread has seen
                 // it.
-                unsafe { self.host.give_back(head.cast(), size_of::<Head>()) };
+                unsafe { self.host.give_back(inside, head.cast(), size_of::<Head>()) };
                 return Err(GroupError::NoMemory);
             };
             let mut registry = self.lists.registry.lock();
@@ -139,11 +139,11 @@ impl<H: Host> Site<'_, H> {
     /// No thread uses the list any more. Items that were on it may only be overwritten, not used
     /// again.
     pub unsafe fn close_list(&self, list: LruList) {
-        self.host.inside(|_| {
+        self.host.inside(|inside| {
             let blocks = self.lists.registry.lock().detach(list);
             // SAFETY: by this function's contract no thread uses the list. It was detached with
             // these blocks under the mutex.
-            unsafe { self.free_list(list, blocks) };
+            unsafe { self.free_list(inside, list, blocks) };
         });
     }
 
@@ -173,20 +173,20 @@ impl<H: Host> Site<'_, H> {
         }
         // SAFETY: by this function's contract no thread uses the list. It was detached with these
         // blocks under the mutex.
-        self.host.inside(|_| unsafe { self.free_list(list, blocks) });
+        self.host.inside(|inside| unsafe { self.free_list(inside, list, blocks) });
     }
 
     /// Frees a list and its blocks.
     ///
     /// # Safety
     /// No thread uses the list, which is detached, nor the blocks that it had.
-    unsafe fn free_list(&self, list: LruList, blocks: *mut Block) {
+    unsafe fn free_list(&self, inside: &Inside<'_>, list: LruList, blocks: *mut Block) {
         // SAFETY: by this function's contract no thread uses any of them. The blocks are from
         // `block::make`, the table's nodes and the head from this host, with these sizes.
         unsafe {
-            chain(blocks).for_each(|block| self.free(block));
-            list.head().table.close(self.host);
-            self.host.give_back(list.0.cast(), size_of::<Head>());
+            chain(blocks).for_each(|block| self.free(inside, block));
+            list.head().table.close(inside, self.host);
+            self.host.give_back(inside, list.0.cast(), size_of::<Head>());
         }
     }
 }
@@ -223,10 +223,10 @@ impl LruList {
                 By::Group => site.groups.attach_target(inside, &reading, group).ok_or(GroupError::NoSuchGroup)?,
                 By::RootAlone => GroupSlot::ROOT,
             };
-            let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(self.0, seat));
+            let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(inside, self.0, seat));
             // SAFETY: the block was found or made within the read, which is held, so it is not
             // freed.
-            Ok(self.put(site, unsafe { block::sub(block, node) }, node, item, End::Newest, None))
+            Ok(self.put(inside, site, unsafe { block::sub(block, node) }, node, item, End::Newest, None))
         })
     }
 
@@ -234,6 +234,7 @@ impl LruList {
     /// is on no list, or was taken off `from`. The caller is within a read.
     pub(super) fn put<H: Host>(
         self,
+        inside: &Inside<'_>,
         site: &Site<'_, H>,
         sub: &Sub,
         node: usize,
@@ -253,7 +254,7 @@ impl LruList {
         let (is_first, seat) = (sub.count() == 1, chain.seat);
         drop(chain);
         if is_first {
-            site.mark(self.head(), 1, seat, node.min(self.head().nodes - 1));
+            site.mark(inside, self.head(), 1, seat, node.min(self.head().nodes - 1));
         }
         true
     }
@@ -365,12 +366,12 @@ impl LruList {
         dispose: impl FnMut(NonNull<Item>),
     ) -> Walked {
         let mut walk = Walk::new(most);
-        let mut again = |_: &Inside<'_>| {
+        let mut again = |inside: &Inside<'_>| {
             let reading = site.groups.reading();
             let seat = self.seat(site, &reading, group);
             let block = seat.and_then(|seat| self.head().block(seat.slot));
             // SAFETY: the block was found within the read, which is held, so it is not freed.
-            block.is_some_and(|block| walk.over(unsafe { block::sub(block, node) }, &mut isolate))
+            block.is_some_and(|block| walk.over(inside, unsafe { block::sub(block, node) }, &mut isolate))
         };
         while site.host.inside(&mut again) {
             site.host.platform().pause();
@@ -395,11 +396,11 @@ impl Walk {
     }
 
     /// Visits items during one hold of a sub-list's lock. Returns whether to begin again. The
-    /// caller is within a read and inside the fork gate.
+    /// caller is within a read.
     ///
     /// The hold ends when `left` is 0, at the end of the list, or by a decision. It also ends after
     /// [`HOLD`] items if all of them were removed: then the next hold begins where this one ended.
-    fn over(&mut self, sub: &Sub, isolate: &mut impl FnMut(NonNull<Item>) -> LruStatus) -> bool {
+    fn over(&mut self, _: &Inside<'_>, sub: &Sub, isolate: &mut impl FnMut(NonNull<Item>) -> LruStatus) -> bool {
         let mut chain = sub.lock_this();
         if sub.heir().is_some() {
             return false;

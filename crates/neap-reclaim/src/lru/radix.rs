@@ -7,6 +7,7 @@
 use super::block::Block;
 use crate::Host;
 use core::ptr::{NonNull, null_mut};
+use neap_base::gate::Inside;
 use neap_base::sync::{AtomicPtr, Ordering};
 
 const BITS: u32 = 7;
@@ -53,12 +54,12 @@ impl Radix {
 
     /// Makes the nodes for the block of a slot. Returns `false` if there is no memory. The caller
     /// holds the registry's mutex.
-    pub(super) fn reserve<H: Host>(&self, host: &H, slot: u32) -> bool {
+    pub(super) fn reserve<H: Host>(&self, inside: &Inside<'_>, host: &H, slot: u32) -> bool {
         let mut entry = &self.top;
         for level in (0..LEVELS).rev() {
             let mut node = entry.load(Ordering::Relaxed);
             if node.is_null() {
-                let Some(memory) = host.memory(size_of::<Node>()) else { return false };
+                let Some(memory) = host.memory(inside, size_of::<Node>()) else { return false };
                 node = memory.as_ptr().cast();
                 // SAFETY: `host.memory` returned that many bytes on a cache line of their own,
                 // which no other thread knows of.
@@ -106,10 +107,10 @@ impl Radix {
     ///
     /// # Safety
     /// No thread uses the table any more, and `host` is the one of `reserve`.
-    pub(super) unsafe fn close<H: Host>(&self, host: &H) {
+    pub(super) unsafe fn close<H: Host>(&self, inside: &Inside<'_>, host: &H) {
         // SAFETY: by this function's contract no thread uses a node. `top` is null or a node of
         // `LEVELS` levels from `reserve`.
-        unsafe { give_back(host, self.top.swap(null_mut(), Ordering::Relaxed), LEVELS) };
+        unsafe { give_back(inside, host, self.top.swap(null_mut(), Ordering::Relaxed), LEVELS) };
     }
 }
 
@@ -118,13 +119,13 @@ impl Radix {
 /// # Safety
 /// The pointer is null, or a node of `levels` levels, itself included, from [`Radix::reserve`] with
 /// this host, and no thread uses it any more. With 0 levels it may be any pointer.
-unsafe fn give_back<H: Host>(host: &H, node: *mut Node, levels: u32) {
+unsafe fn give_back<H: Host>(inside: &Inside<'_>, host: &H, node: *mut Node, levels: u32) {
     let Some(node) = NonNull::new(node).filter(|_| levels > 0) else { return };
     // SAFETY: by this function's contract the node exists, and its entries are null or nodes with
     // one level less; at the last level they are blocks, which the call ignores. `reserve` got it
     // from the host with this size.
     unsafe {
-        node.as_ref().0.iter().for_each(|entry| give_back(host, entry.load(Ordering::Relaxed), levels - 1));
-        host.give_back(node.cast(), size_of::<Node>());
+        node.as_ref().0.iter().for_each(|entry| give_back(inside, host, entry.load(Ordering::Relaxed), levels - 1));
+        host.give_back(inside, node.cast(), size_of::<Node>());
     }
 }

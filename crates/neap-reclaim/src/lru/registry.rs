@@ -162,8 +162,8 @@ impl Registry {
     }
 
     /// Makes room for a block of a list in a slot. Returns false if there is no memory.
-    fn reserve<H: Host>(&mut self, host: &H, list: &Head, slot: u32) -> bool {
-        list.table.reserve(host, slot) && self.slots.reserve(host, slot)
+    fn reserve<H: Host>(&mut self, inside: &Inside<'_>, host: &H, list: &Head, slot: u32) -> bool {
+        list.table.reserve(inside, host, slot) && self.slots.reserve(inside, host, slot)
     }
 
     /// Puts a block into a slot that was reserved.
@@ -223,7 +223,7 @@ impl<H: Host> Site<'_, H> {
     /// block of the nearest ancestor that has one. The caller is within the read in which the seat
     /// was found.
     #[cold]
-    pub(super) fn make(&self, list: NonNull<Head>, seat: GroupSlot) -> NonNull<Block> {
+    pub(super) fn make(&self, inside: &Inside<'_>, list: NonNull<Head>, seat: GroupSlot) -> NonNull<Block> {
         // SAFETY: the caller uses the list, which is not closed while a thread does.
         let head = unsafe { list.as_ref() };
         let mut registry = self.lists.registry.lock();
@@ -235,8 +235,8 @@ impl<H: Host> Site<'_, H> {
         if let Some(block) = head.block(at.slot) {
             return block;
         }
-        if registry.reserve(self.host, head, at.slot)
-            && let Some(block) = block::make(self.host, list, head.nodes, at)
+        if registry.reserve(inside, self.host, head, at.slot)
+            && let Some(block) = block::make(inside, self.host, list, head.nodes, at)
         {
             registry.install(head, at.slot, block);
             return block;
@@ -252,16 +252,23 @@ impl<H: Host> Site<'_, H> {
 
     /// Moves the items of a group that is being deleted to its parent, in all lists. For
     /// [`Reclaimer::offline`](neap_groups::Reclaimer::offline).
-    pub fn offline(&self, child: GroupSlot, parent: GroupSlot) {
+    pub fn offline(&self, inside: &Inside<'_>, child: GroupSlot, parent: GroupSlot) {
         let mut registry = self.lists.registry.lock();
         for block in chain(registry.of(child.slot)) {
             registry.remove(block);
-            self.reparent(&mut registry, block, child, parent);
+            self.reparent(inside, &mut registry, block, child, parent);
         }
     }
 
     /// Gives the parent a block of a deleted group, or the items in it.
-    fn reparent(&self, registry: &mut Registry, block: NonNull<Block>, child: GroupSlot, parent: GroupSlot) {
+    fn reparent(
+        &self,
+        inside: &Inside<'_>,
+        registry: &mut Registry,
+        block: NonNull<Block>,
+        child: GroupSlot,
+        parent: GroupSlot,
+    ) {
         // SAFETY: the block was found in the group's chain under the registry's mutex, which is
         // held. Its list exists, since closing a list takes its blocks out of chains under that
         // mutex.
@@ -271,7 +278,7 @@ impl<H: Host> Site<'_, H> {
         let subs = || unsafe { block::subs(block) }.enumerate();
         let heir = match head.block(parent.slot) {
             Some(heir) => heir,
-            None if registry.reserve(self.host, head, parent.slot) => {
+            None if registry.reserve(inside, self.host, head, parent.slot) => {
                 subs().for_each(|(_, sub)| sub.lock_this().seat = parent);
                 registry.install(head, parent.slot, block);
                 head.table.set(child.slot, None);
@@ -283,7 +290,7 @@ impl<H: Host> Site<'_, H> {
                 for (node, sub) in subs() {
                     // A thread that adds the first item after this marks the parent itself.
                     let items = Some(sub.lock_this()).map_or(0, |_chain| sub.count());
-                    self.mark(head, items, parent, node);
+                    self.mark(inside, head, items, parent, node);
                 }
                 return;
             }
@@ -293,7 +300,7 @@ impl<H: Host> Site<'_, H> {
             // SAFETY: the heir's block is the root's or in the list's table, under the mutex that
             // is held. It has as many nodes, being of the same list.
             let (moved, seat) = sub.hand_over(unsafe { block::sub(heir, node) });
-            self.mark(head, moved, seat, node);
+            self.mark(inside, head, moved, seat, node);
         }
         // The table keeps the block until the last sub-list leads to its heir. Otherwise threads
         // would use the heir while items are still in this block.
@@ -312,9 +319,9 @@ impl<H: Host> Site<'_, H> {
     }
 
     /// Marks a group for the list's shrinker, if the group has items there.
-    pub(super) fn mark(&self, list: &Head, items: usize, seat: GroupSlot, node: usize) {
+    pub(super) fn mark(&self, inside: &Inside<'_>, list: &Head, items: usize, seat: GroupSlot, node: usize) {
         if let (Some(shrinker), true) = (list.shrinker, items > 0) {
-            self.host.mark(shrinker, seat, node);
+            self.host.mark(inside, shrinker, seat, node);
         }
     }
 
@@ -371,7 +378,7 @@ impl<H: Host> Site<'_, H> {
             for block in chain(core::mem::replace(&mut grace.ending, null_mut())) {
                 // SAFETY: no item names the block, and all readers that can have found it have
                 // left, so no thread uses it. It is from `block::make` with the host of the site.
-                unsafe { self.free(block) };
+                unsafe { self.free(inside, block) };
             }
             grace.since = None;
         }
@@ -386,10 +393,10 @@ impl<H: Host> Site<'_, H> {
     ///
     /// # Safety
     /// No thread uses the block any more, and it is from [`block::make`] with this host.
-    pub(super) unsafe fn free(&self, block: NonNull<Block>) {
+    pub(super) unsafe fn free(&self, inside: &Inside<'_>, block: NonNull<Block>) {
         // SAFETY: by this function's contract no thread uses the block, and it is from
         // `block::make`, which got it from this host with this size.
-        unsafe { self.host.give_back(block.cast(), block::bytes(header(block).nodes)) };
+        unsafe { self.host.give_back(inside, block.cast(), block::bytes(header(block).nodes)) };
     }
 
     /// Frees the registry. The caller has closed all lists.
@@ -397,17 +404,19 @@ impl<H: Host> Site<'_, H> {
     /// # Safety
     /// No thread uses the lists any more.
     pub unsafe fn close(&self) {
-        let mut registry = self.lists.registry.lock();
-        let mut grace = self.lists.grace.lock();
-        let [waiting, ending] =
-            [&mut registry.waiting, &mut grace.ending].map(|first| core::mem::replace(first, null_mut()));
-        for block in chain(waiting).chain(chain(ending)) {
-            // SAFETY: by this function's contract no thread uses a block. Blocks in these chains
-            // are from `block::make` with the host of the site.
-            unsafe { self.free(block) };
-        }
-        // SAFETY: by this function's contract no thread uses the table, and its nodes are from the
-        // host of the site.
-        unsafe { registry.slots.close(self.host) };
+        self.host.inside(|inside| {
+            let mut registry = self.lists.registry.lock();
+            let mut grace = self.lists.grace.lock();
+            let [waiting, ending] =
+                [&mut registry.waiting, &mut grace.ending].map(|first| core::mem::replace(first, null_mut()));
+            for block in chain(waiting).chain(chain(ending)) {
+                // SAFETY: by this function's contract no thread uses a block. Blocks in these
+                // chains are from `block::make` with the host of the site.
+                unsafe { self.free(inside, block) };
+            }
+            // SAFETY: by this function's contract no thread uses the table, and its nodes are from
+            // the host of the site.
+            unsafe { registry.slots.close(inside, self.host) };
+        });
     }
 }

@@ -193,10 +193,10 @@ impl Shrinkers {
     /// # Errors
     /// [`ShrinkerError::NoMemory`]: there is no memory for the registry.
     pub fn open<H: Host>(host: &H) -> Result<Shrinkers, ShrinkerError> {
-        host.inside(|_| {
+        host.inside(|inside| {
             let owner = host.data().open_owner(host.platform())?;
             let nodes = host.platform().nodes().max(1) as u32;
-            let infos = ShrinkerInfos::open(host, nodes).inspect_err(|_| {
+            let infos = ShrinkerInfos::open(inside, host, nodes).inspect_err(|_| {
                 // SAFETY: the owner was opened above. No other thread knows it, so none uses an
                 // allocation of it or allocates for it.
                 let _ = unsafe { host.data().close_owner(owner) };
@@ -216,24 +216,26 @@ impl Shrinkers {
     /// No thread uses the registry any more, no callback runs, and `host` is the one that it was
     /// opened with.
     pub unsafe fn close<H: Host>(&self, host: &H) {
-        for index in 0..self.table.len() {
-            let shrinker = self.table.get(index).map(|Link(link)| link.swap(core::ptr::null_mut(), Ordering::Relaxed));
-            if let Some(shrinker) = shrinker.and_then(NonNull::new) {
-                // SAFETY: `fresh` got the memory from the host with this size. By this function's
-                // contract no thread uses it.
-                unsafe { host.give_back(shrinker.cast(), size_of::<Shrinker>()) };
+        host.inside(|inside| {
+            for index in 0..self.table.len() {
+                let clear = |Link(link): &Link| link.swap(core::ptr::null_mut(), Ordering::Relaxed);
+                if let Some(shrinker) = self.table.get(index).map(clear).and_then(NonNull::new) {
+                    // SAFETY: `fresh` got the memory from the host with this size. By this
+                    // function's contract no thread uses it.
+                    unsafe { host.give_back(inside, shrinker.cast(), size_of::<Shrinker>()) };
+                }
             }
-        }
-        // SAFETY: by this function's contract no thread uses the registry or its parts, and no
-        // callback runs, so no thread reads. `host` is the one that they were opened with. The
-        // owner's allocations are words of shrinkers, which no thread uses or makes.
-        unsafe {
-            self.table.close(host.platform());
-            self.infos.close(host);
-            self.running.close(host.platform());
-            // It was opened in `open`, so there is no error.
-            let _ = host.inside(|_| host.data().close_owner(self.owner));
-        }
+            // SAFETY: by this function's contract no thread uses the registry or its parts, and no
+            // callback runs, so no thread reads. `host` is the one that they were opened with. The
+            // owner's allocations are words of shrinkers, which no thread uses or makes.
+            unsafe {
+                self.table.close(host.platform());
+                self.infos.close(inside, host);
+                self.running.close(host.platform());
+                // It was opened in `open`, so there is no error.
+                let _ = host.data().close_owner(self.owner);
+            }
+        });
     }
 
     pub(crate) fn at(&self, index: u32) -> Option<&Shrinker> {
@@ -325,7 +327,7 @@ impl Shrinkers {
             // This thread is outside the fork gate here, since `PerCpuWords::new` enters the gate
             // itself.
             let mut words = Some(PerCpuWords::new(host, self.owner, Total::Words as usize, Wait::Long)?);
-            let made = host.inside(|_| self.fresh(host, kind, &mut words));
+            let made = host.inside(|inside| self.fresh(inside, host, kind, &mut words));
             // SAFETY: words that `fresh` did not take were made above, and no other thread has seen
             // them.
             words.into_iter().for_each(|words| unsafe { words.free(host) });
@@ -344,7 +346,13 @@ impl Shrinkers {
     }
 
     /// Adds a free index of a kind, and takes the words for it.
-    fn fresh<H: Host>(&self, host: &H, kind: usize, words: &mut Option<PerCpuWords>) -> Result<(), ShrinkerError> {
+    fn fresh<H: Host>(
+        &self,
+        inside: &Inside<'_>,
+        host: &H,
+        kind: usize,
+        words: &mut Option<PerCpuWords>,
+    ) -> Result<(), ShrinkerError> {
         let mut lists = self.lists.lock();
         let index = self.used();
         if index == MOST_SHRINKERS {
@@ -354,7 +362,7 @@ impl Shrinkers {
             self.table.grow(host.platform())?;
         }
         let Link(link) = self.table.get(index).ok_or(ShrinkerError::NoMemory)?;
-        let memory = host.memory(size_of::<Shrinker>()).ok_or(ShrinkerError::NoMemory)?.cast::<Shrinker>();
+        let memory = host.memory(inside, size_of::<Shrinker>()).ok_or(ShrinkerError::NoMemory)?.cast::<Shrinker>();
         let words = words.take().ok_or(ShrinkerError::NoMemory)?;
         // SAFETY: `Host::memory` returned memory of this size, aligned to a cache line, which is
         // the alignment of `Shrinker`. No other thread knows of it.
@@ -390,13 +398,13 @@ impl Shrinkers {
     /// # Errors
     /// [`ShrinkerError::NoSuchShrinker`]: the id names no prepared shrinker.
     pub fn start<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<(), ShrinkerError> {
-        host.inside(|_| {
+        host.inside(|inside| {
             let _lists = self.lists.lock();
             let shrinker = self.of(id).filter(|shrinker| shrinker.life.state() == PREPARED);
             let shrinker = shrinker.ok_or(ShrinkerError::NoSuchShrinker)?;
             shrinker.life.start();
             if !shrinker.by_group() {
-                (0..self.infos.nodes()).for_each(|node| self.infos.mark(host, id.index(), 0, node));
+                (0..self.infos.nodes()).for_each(|node| self.infos.mark(inside, host, id.index(), 0, node));
             }
             Ok(())
         })
@@ -477,17 +485,16 @@ impl Shrinkers {
     }
 
     /// Marks that a shrinker that knows groups may have objects of the group in `slot` on a node.
-    /// The caller must be inside the fork gate.
     ///
     /// The caller has added the first object of a group on a node, and `count` can see that object.
     /// It calls this within [`Groups::attach`](neap_groups::Groups::attach). Takes no lock if the
     /// mark exists already. Otherwise it may take one to grow tables.
-    pub fn mark<H: Host>(&self, host: &H, id: ShrinkerId, slot: u32, node: u32) {
+    pub fn mark<H: Host>(&self, inside: &Inside<'_>, host: &H, id: ShrinkerId, slot: u32, node: u32) {
         let Some(shrinker) = self.of(id).filter(|shrinker| shrinker.by_group()) else { return };
         if shrinker.by_node() {
-            self.infos.mark(host, id.index(), slot, node);
+            self.infos.mark(inside, host, id.index(), slot, node);
         } else {
-            (0..self.infos.nodes()).for_each(|node| self.infos.mark(host, id.index(), slot, node));
+            (0..self.infos.nodes()).for_each(|node| self.infos.mark(inside, host, id.index(), slot, node));
         }
     }
 
@@ -515,12 +522,11 @@ impl Shrinkers {
         core::iter::successors(next(0), |&slot| next(slot.checked_add(1)?)).for_each(&mut each);
     }
 
-    /// Moves deferred work and marks of the group in a slot to its heir. The caller must be inside
-    /// the fork gate.
+    /// Moves deferred work and marks of the group in a slot to its heir.
     ///
     /// [`Host::is_online`] returns false for the group already, and its slot is not reused yet.
-    pub fn offline<H: Host>(&self, host: &H, slot: u32, heir: u32) {
-        self.infos.offline(host, || self.used(), slot, heir);
+    pub fn offline<H: Host>(&self, inside: &Inside<'_>, host: &H, slot: u32, heir: u32) {
+        self.infos.offline(inside, host, || self.used(), slot, heir);
     }
 
     /// Returns the deferred objects of a shrinker in a group's slot on a node; 0 for an id that was

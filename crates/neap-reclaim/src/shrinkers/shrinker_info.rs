@@ -15,8 +15,8 @@
 //!
 //! # Locking
 //!
-//! One mutex serialises the growth of tables. Functions that may take it or request memory run
-//! inside the host's fork gate.
+//! One mutex serialises the growth of tables. Functions that may take it or request memory take an
+//! [`Inside`] as the proof that the thread is inside the host's fork gate.
 
 use super::bits::{Bit, clear_bit_if_empty, set_bits};
 use super::shrinker::Lines;
@@ -24,6 +24,7 @@ use crate::host::Host;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
+use neap_base::gate::Inside;
 use neap_base::platform::Errno;
 use neap_base::sync::{AtomicUsize, fence};
 use neap_groups::table::{Entry, Table};
@@ -235,18 +236,18 @@ impl ShrinkerInfo {
     }
 
     /// Returns the unit, or makes it. Returns `None` if there is no unit and no memory for one.
-    fn unit_or_make<H: Host>(&self, host: &H, unit: u32) -> Option<&InfoUnit> {
+    fn unit_or_make<H: Host>(&self, inside: &Inside<'_>, host: &H, unit: u32) -> Option<&InfoUnit> {
         if let Some(unit) = self.unit(unit) {
             return Some(unit);
         }
         // The number of the first unit never changes, so no unit is both in `first` and in `rest`.
-        let made = match number(get_or_alloc_zeroed(host, &self.first, |memory| numbered(memory, unit))?) {
+        let made = match number(get_or_alloc_zeroed(inside, host, &self.first, |memory| numbered(memory, unit))?) {
             (first, memory) if first == unit => memory,
             _ => {
-                let rest = get_or_alloc_zeroed(host, &self.rest, |memory| memory)?;
+                let rest = get_or_alloc_zeroed(inside, host, &self.rest, |memory| memory)?;
                 // SAFETY: `get_or_alloc_zeroed` returns non-null pointers to zeroed memory, which
                 // is a valid table. It is freed only in `ShrinkerInfos::close`.
-                get_or_alloc_zeroed(host, unsafe { &*rest }.0.get(unit as usize)?, |memory| memory)?
+                get_or_alloc_zeroed(inside, host, unsafe { &*rest }.0.get(unit as usize)?, |memory| memory)?
             }
         };
         // SAFETY: `get_or_alloc_zeroed` returned the pointer here or earlier. It is not null, and
@@ -275,6 +276,7 @@ impl ShrinkerInfo {
 /// Returns the pointer in `pointer`. If that is null, first stores a pointer to zeroed memory
 /// there, encoded by `tagged`. Returns `None` if there is no memory.
 fn get_or_alloc_zeroed<H: Host, T>(
+    inside: &Inside<'_>,
     host: &H,
     pointer: &AtomicPtr<T>,
     tagged: impl FnOnce(*mut T) -> *mut T,
@@ -283,7 +285,7 @@ fn get_or_alloc_zeroed<H: Host, T>(
     let mut there = pointer.load(Ordering::Acquire);
     if there.is_null() {
         // On a stack of its own: this happens once for each pointer, perhaps deep in a call chain.
-        let memory = stack::apart(|| host.memory(size_of::<T>()))??;
+        let memory = stack::apart(|| host.memory(inside, size_of::<T>()))??;
         there = tagged(memory.cast().as_ptr());
         let null = core::ptr::null_mut();
         // Release pairs with the Acquire above and where units are looked up: the zeroes are
@@ -293,7 +295,7 @@ fn get_or_alloc_zeroed<H: Host, T>(
             // moment.
             // SAFETY: `host.memory` returned it above with this size, and no other thread has seen
             // it.
-            let _ = stack::apart(|| unsafe { host.give_back(memory, size_of::<T>()) });
+            let _ = stack::apart(|| unsafe { host.give_back(inside, memory, size_of::<T>()) });
             there = first;
         }
     }
@@ -315,7 +317,7 @@ pub(crate) struct ShrinkerInfos {
 
 impl ShrinkerInfos {
     /// Makes the infos of the root on each node.
-    pub(crate) fn open<H: Host>(host: &H, nodes: u32) -> Result<ShrinkerInfos, Errno> {
+    pub(crate) fn open<H: Host>(inside: &Inside<'_>, host: &H, nodes: u32) -> Result<ShrinkerInfos, Errno> {
         let infos = ShrinkerInfos {
             nodes,
             blocks: [const { Table::new() }; BLOCKS],
@@ -324,10 +326,10 @@ impl ShrinkerInfos {
             untracked_slots: AtomicU32::new(0),
             marks: Lines(AtomicU64::new(0)),
         };
-        let opened = infos.grow(host, 0, 0);
+        let opened = infos.grow(inside, host, 0, 0);
         if opened.is_err() {
             // SAFETY: this function made them, and no other thread has a reference.
-            unsafe { infos.close(host) };
+            unsafe { infos.close(inside, host) };
         }
         opened.map(|()| infos)
     }
@@ -336,18 +338,18 @@ impl ShrinkerInfos {
     ///
     /// # Safety
     /// No thread uses the infos any more, and `host` is the one that they were made with.
-    pub(crate) unsafe fn close<H: Host>(&self, host: &H) {
+    pub(crate) unsafe fn close<H: Host>(&self, inside: &Inside<'_>, host: &H) {
         for table in &self.blocks {
             for info in (0..table.len()).filter_map(|at| table.get(at)) {
                 let units = (0..UNITS).filter_map(|unit| NonNull::new(info.entry(unit)));
                 // SAFETY: `get_or_alloc_zeroed` got each unit from `host.memory` with this size. By
                 // this function's contract the host is the same, and no thread uses the unit.
-                units.for_each(|unit| unsafe { host.give_back(unit.cast(), size_of::<InfoUnit>()) });
+                units.for_each(|unit| unsafe { host.give_back(inside, unit.cast(), size_of::<InfoUnit>()) });
                 if let Some(rest) = NonNull::new(info.rest.load(Ordering::Relaxed)) {
                     // SAFETY: `get_or_alloc_zeroed` got the table from `host.memory` with this
                     // size. By this function's contract the host is the same, and no thread uses
                     // the table.
-                    unsafe { host.give_back(rest.cast(), size_of::<UnitTable>()) };
+                    unsafe { host.give_back(inside, rest.cast(), size_of::<UnitTable>()) };
                 }
             }
             // SAFETY: by this function's contract no thread uses an info, and the table grew on
@@ -391,7 +393,7 @@ impl ShrinkerInfos {
     }
 
     /// Grows the tables so that a slot has its infos and its words.
-    fn grow<H: Host>(&self, host: &H, block: usize, slot: u32) -> Result<(), Errno> {
+    fn grow<H: Host>(&self, _: &Inside<'_>, host: &H, block: usize, slot: u32) -> Result<(), Errno> {
         let _growing = self.growing.lock();
         let grown = self.grow_to(host, block, slot);
         if grown.is_err() {
@@ -423,18 +425,18 @@ impl ShrinkerInfos {
     }
 
     /// Marks that a shrinker may have objects in a slot on a node, after they were made visible.
-    /// The caller must be inside the fork gate.
-    pub(crate) fn mark<H: Host>(&self, host: &H, index: u32, slot: u32, node: u32) {
+    pub(crate) fn mark<H: Host>(&self, inside: &Inside<'_>, host: &H, index: u32, slot: u32, node: u32) {
         let (block, unit) = ((index / BLOCK) as usize, index % BLOCK / UNIT);
         let unit_ref = self.unit_ref(block, slot, node, unit);
-        let unit_ref = unit_ref
-            .or_else(|| self.grow(host, block, slot).ok().and_then(|()| self.unit_ref(block, slot, node, unit)));
+        let unit_ref = unit_ref.or_else(|| {
+            self.grow(inside, host, block, slot).ok().and_then(|()| self.unit_ref(block, slot, node, unit))
+        });
         let Some(unit_ref) = unit_ref else {
             // If only the info is missing, the slot has a bit.
             self.set_bits(self.any(slot, node));
             return;
         };
-        let memory = unit_ref.info.unit_or_make(host, unit).or_else(|| {
+        let memory = unit_ref.info.unit_or_make(inside, host, unit).or_else(|| {
             self.set_bits(unit_ref.above());
             // SeqCst: as in `unit_or_make`.
             fence(Ordering::SeqCst);

@@ -230,7 +230,7 @@ impl Shrinkers {
 fn may_have<H: Host>(host: &H, shrinker: &Shrinker, group: GroupId) -> bool {
     let Some(of) = shrinker.of() else { return true };
     let mut may = false;
-    host.follow(of, |seat| may |= seat.group == group);
+    host.follow(of, |_, seat| may |= seat.group == group);
     may
 }
 
@@ -310,8 +310,10 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         }
         self.shrinkers.infos.count_mark();
         if !self.is_here() {
-            let mark = |index, slot| self.shrinkers.infos.mark(self.host, index, slot, self.node);
-            self.host.follow(self.group, |heir| indexes.clone().for_each(|index| mark(index, heir.slot)));
+            let infos = &self.shrinkers.infos;
+            self.host.follow(self.group, |inside, heir| {
+                indexes.clone().for_each(|index| infos.mark(inside, self.host, index, heir.slot, self.node));
+            });
         }
     }
 
@@ -398,7 +400,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
             fence(Ordering::SeqCst);
             if !self.is_here() {
                 let infos = &self.shrinkers.infos;
-                self.host.follow(self.group, |heir| infos.move_deferred(unit, index, heir.slot, asked.node));
+                self.host.follow(self.group, |_, heir| infos.move_deferred(unit, index, heir.slot, asked.node));
             }
         }
     }

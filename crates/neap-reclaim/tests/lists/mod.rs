@@ -80,12 +80,12 @@ impl neap_percpu::Host for Host<'_> {
 }
 
 impl Reclaimer for Host<'_> {
-    fn offline(&self, _: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
+    fn offline(&self, inside: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         let before = self.state.before_offline.lock().unwrap().take();
         if let Some(before) = before {
             before();
         }
-        Site { host: self, groups, lists: &self.state.lists }.offline(child, parent);
+        Site { host: self, groups, lists: &self.state.lists }.offline(inside, child, parent);
     }
 }
 
@@ -94,7 +94,7 @@ fn layout(bytes: usize) -> Layout {
 }
 
 impl neap_reclaim::Host for Host<'_> {
-    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+    fn memory(&self, _: &Inside<'_>, bytes: usize) -> Option<NonNull<u8>> {
         assert!(INSIDE.with(Cell::get), "memory is asked for inside the gate");
         if self.state.is_exhausted.load(Relaxed) {
             return None;
@@ -104,13 +104,13 @@ impl neap_reclaim::Host for Host<'_> {
         NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
     }
 
-    unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+    unsafe fn give_back(&self, _: &Inside<'_>, memory: NonNull<u8>, bytes: usize) {
         self.state.bytes.fetch_sub(bytes, Relaxed);
         // SAFETY: `memory` allocated it with this layout, and no thread uses it any more.
         unsafe { dealloc(memory.as_ptr(), layout(bytes)) };
     }
 
-    fn mark(&self, shrinker: u64, seat: GroupSlot, node: usize) {
+    fn mark(&self, _: &Inside<'_>, shrinker: u64, seat: GroupSlot, node: usize) {
         assert_eq!(shrinker, SHRINKER);
         self.state.marks.lock().unwrap().push((seat, node));
     }

@@ -57,8 +57,8 @@ impl neap_percpu::Host for Host<'_> {
 }
 
 impl Reclaimer for Host<'_> {
-    fn offline(&self, _: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
-        Site { host: self, groups, lists: &self.0.lists }.offline(child, parent);
+    fn offline(&self, inside: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
+        Site { host: self, groups, lists: &self.0.lists }.offline(inside, child, parent);
         // As shrinkers do.
         if self.0.bits[child.slot as usize].swap(0, Ordering::Acquire) != 0 {
             set_bits([self.0.bit(parent.slot)]);
@@ -67,17 +67,17 @@ impl Reclaimer for Host<'_> {
 }
 
 impl neap_reclaim::Host for Host<'_> {
-    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+    fn memory(&self, _: &Inside<'_>, bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: the layout has a size, since no caller requests 0 bytes.
         NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 64).unwrap()) })
     }
 
-    unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+    unsafe fn give_back(&self, _: &Inside<'_>, memory: NonNull<u8>, bytes: usize) {
         // SAFETY: `memory` allocated it with this layout, and no thread uses it any more.
         unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
     }
 
-    fn mark(&self, _shrinker: u64, seat: GroupSlot, _node: usize) {
+    fn mark(&self, _: &Inside<'_>, _shrinker: u64, seat: GroupSlot, _node: usize) {
         set_bits([self.0.bit(seat.slot)]);
     }
 }

@@ -3,6 +3,7 @@
 use crate::ROOT;
 use crate::host::{Cache, Made, On, Stage, with};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
+use neap_base::gate::Inside;
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_percpu::Host as _;
@@ -242,11 +243,11 @@ fn marks_for_which_there_is_no_memory_are_kept() {
         let visit = |slot| shrinkers.visit(host, &(), GroupId::from_bits(77), slot, 0, ScanPressure::of(12)).calls;
         // No unit: all of the 64 may have objects.
         stage.left.store(0, Relaxed);
-        shrinkers.mark(host, ids[3], 9, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, ids[3], 9, 0));
         assert_eq!((shrinkers.next_with_anything(0, 0), visit(9), visit(9)), (Some(9), 64, 64));
         // There is memory for another shrinker's mark: the first mark is kept.
         stage.left.store(usize::MAX, Relaxed);
-        shrinkers.mark(host, ids[5], 9, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, ids[5], 9, 0));
         assert_eq!(visit(9), 64);
         cache.objects.store(0, Relaxed);
         // No objects are left, and that is known in the end.
@@ -254,7 +255,7 @@ fn marks_for_which_there_is_no_memory_are_kept() {
         // Neither place nor word.
         cache.objects.store(1, Relaxed);
         stage.platform.fail(Call::Map, 0, usize::MAX >> 1);
-        shrinkers.mark(host, ids[69], 5000, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, ids[69], 5000, 0));
         assert_eq!(visit(5000), 70);
         let mut found = Vec::new();
         shrinkers.each_group_with_anything(0, |slot| found.push(slot));
@@ -262,7 +263,7 @@ fn marks_for_which_there_is_no_memory_are_kept() {
         // There is memory again: no mark is forgotten, and shrinkers without objects lose theirs
         // again.
         stage.platform.fail(Call::Map, 0, 0);
-        shrinkers.mark(host, ids[0], 6000, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, ids[0], 6000, 0));
         assert_eq!((visit(5000), visit(6000)), (70, 1));
         cache.objects.store(0, Relaxed);
         for _ in 0..2 {
@@ -277,7 +278,7 @@ fn any_number_can_be_asked_about() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         for bits in [0, 5, MOST_SHRINKERS.into(), u32::MAX.into(), u64::MAX] {
             let id = ShrinkerId::from_bits(bits);
-            shrinkers.mark(host, id, 0, 0);
+            Inside::assume(|inside| shrinkers.mark(inside, host, id, 0, 0));
             assert!(!shrinkers.is_there(id) && !shrinkers.is_marked(id, 0, 0) && shrinkers.deferred(id, 0, 0) == 0);
             assert_eq!(shrinkers.count(host, &(), id, ROOT, 0), None);
             assert_eq!(shrinkers.unregister(host, id), Err(ShrinkerError::NoSuchShrinker));
@@ -293,7 +294,7 @@ fn there_are_no_more_than_there_can_be() {
         assert_eq!(register(shrinkers, host, &cache.spec()), Err(ShrinkerError::Full));
         // The last one of all is found like the first.
         let last = *ids.last().unwrap();
-        shrinkers.mark(host, last, 2, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, last, 2, 0));
         assert_eq!(shrinkers.visit(host, &(), ROOT, 2, 0, ScanPressure::of(0)).calls, 2);
         assert_eq!(shrinkers.next_with_anything(0, 0), None);
         assert_eq!(shrinkers.unregister(host, ids[77]), Ok(Unregistered::Gone));

@@ -5,6 +5,7 @@ use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_groups::{GroupId, GroupSlot, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::{Asked, EMPTY, Host, Shrinkers, Spec};
@@ -88,7 +89,7 @@ fn layout(bytes: usize) -> Layout {
 }
 
 impl<P: Platform> Host for On<'_, P> {
-    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+    fn memory(&self, _: &Inside<'_>, bytes: usize) -> Option<NonNull<u8>> {
         let left = |left: usize| if left == usize::MAX { Some(left) } else { left.checked_sub(1) };
         self.0.left.fetch_update(Relaxed, Relaxed, left).ok()?;
         self.0.bytes.fetch_add(bytes, Relaxed);
@@ -96,7 +97,7 @@ impl<P: Platform> Host for On<'_, P> {
         NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
     }
 
-    unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+    unsafe fn give_back(&self, _: &Inside<'_>, memory: NonNull<u8>, bytes: usize) {
         self.0.bytes.fetch_sub(bytes, Relaxed);
         // SAFETY: `memory` allocated it with this layout, and no thread uses it any more.
         unsafe { dealloc(memory.as_ptr(), layout(bytes)) };
@@ -106,8 +107,14 @@ impl<P: Platform> Host for On<'_, P> {
         !self.0.heirs.lock().unwrap().contains_key(&group)
     }
 
-    fn follow(&self, group: GroupId, mut hang: impl FnMut(GroupSlot)) {
-        self.0.heirs.lock().unwrap().get(&group).into_iter().for_each(|&heir| hang(heir));
+    fn follow(&self, group: GroupId, mut hang: impl FnMut(&Inside<'_>, GroupSlot)) {
+        self.0
+            .heirs
+            .lock()
+            .unwrap()
+            .get(&group)
+            .into_iter()
+            .for_each(|&heir| Inside::assume(|inside| hang(inside, heir)));
     }
 }
 
@@ -115,7 +122,7 @@ impl<P: Platform> On<'_, P> {
     /// Deletes a group.
     pub(crate) fn delete(&self, shrinkers: &Shrinkers, group: GroupId, slot: u32, heir: u32) {
         self.0.heirs.lock().unwrap().insert(group, GroupSlot { group: GroupId::ROOT, slot: heir });
-        shrinkers.offline(self, slot, heir);
+        Inside::assume(|inside| shrinkers.offline(inside, self, slot, heir));
     }
 }
 

@@ -4,6 +4,7 @@ use crate::ROOT;
 use crate::host::{Cache, Made, On, Stage, with};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use neap_base::gate::Inside;
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_reclaim::{
@@ -126,7 +127,7 @@ fn s3_every_early_end_of_a_visit_puts_its_reference() {
                 let counted = |_: &Asked| (call(), count).1;
                 let made = Made::of(counted, |asked| (call(), scan(asked)).1);
                 let id = register(shrinkers, host, &Spec { by_group, ..made.spec() });
-                shrinkers.mark(host, id, 0, 0);
+                Inside::assume(|inside| shrinkers.mark(inside, host, id, 0, 0));
                 for questions in 0..6 {
                     shrinkers.visit(host, &Until(questions.into()), ROOT, 0, 0, ScanPressure::of(0));
                     shrinkers.count(host, &Until(questions.into()), id, ROOT, 0);
@@ -322,7 +323,7 @@ fn s6_marks_are_kept_while_everything_grows() {
                             // Slots in no order, further and further up.
                             let slot = (at as u32 * 7919 + step * 104_729 + thread) % (16 << (at / 20));
                             marked.0.lock().unwrap().insert((at, group(slot).to_bits()));
-                            shrinkers.mark(host, id, slot, 0);
+                            Inside::assume(|inside| shrinkers.mark(inside, host, id, slot, 0));
                         }
                     }
                 });
@@ -347,7 +348,7 @@ fn s7_reused_index_inherits_nothing_and_loses_no_mark() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let (first, second) = (Cache::of(50), Cache::of(50));
         let id = register(shrinkers, host, &Spec { seeks: 0, ..first.by_group() });
-        shrinkers.mark(host, id, 3, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, id, 3, 0));
         // With 0 seeks: half of the objects, which is less than a batch.
         visit(shrinkers, host, 3, 0, 12);
         assert_eq!(shrinkers.deferred(id, 3, 0), 25);
@@ -357,12 +358,12 @@ fn s7_reused_index_inherits_nothing_and_loses_no_mark() {
         assert_eq!((next.index(), next == id), (id.index(), false));
         assert_eq!(shrinkers.deferred(next, 3, 0), 0);
         // Marked between its id and its first call: a visit that meets it meanwhile leaves the bit.
-        shrinkers.mark(host, next, 4, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, next, 4, 0));
         for _ in 0..2 {
             assert_eq!((visit(shrinkers, host, 3, 0, 0).calls, visit(shrinkers, host, 4, 0, 0).calls), (0, 0));
         }
         // A stale id marks nothing, and is not called.
-        shrinkers.mark(host, id, 5, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, id, 5, 0));
         assert_eq!(shrinkers.count(host, &(), id, ROOT, 0), None);
         shrinkers.start(host, next).unwrap();
         assert_eq!(visit(shrinkers, host, 5, 0, 12).calls, 0);
@@ -382,7 +383,7 @@ fn s8_what_is_deferred_for_a_deleted_group_is_its_parents_once() {
         let cache = Cache::of(50);
         let id = register(shrinkers, host, &Spec { seeks: 0, ..cache.by_group() });
         for (slot, times) in [(7, 2), (1, 1)] {
-            shrinkers.mark(host, id, slot, 1);
+            Inside::assume(|inside| shrinkers.mark(inside, host, id, slot, 1));
             (0..times).for_each(|_| _ = visit(shrinkers, host, slot, 1, 12));
         }
         let before = [7, 1].map(|slot| shrinkers.deferred(id, slot, 1));
@@ -393,7 +394,7 @@ fn s8_what_is_deferred_for_a_deleted_group_is_its_parents_once() {
         host.delete(shrinkers, group(7), 7, 1);
         assert_eq!([7, 1].map(|slot| shrinkers.deferred(id, slot, 1)), [0, 75]);
         // The parent may have all objects that the child had.
-        shrinkers.mark(host, id, 8, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, id, 8, 0));
         host.delete(shrinkers, group(8), 8, 2);
         assert_eq!((shrinkers.next_with_anything(0, 0), visit(shrinkers, host, 2, 0, 12).calls), (Some(2), 1));
     });
@@ -413,7 +414,7 @@ fn s8_work_deferred_after_group_deletion_goes_to_the_parent() {
             |_| STOP,
         );
         let id = register(shrinkers, host, &Spec { seeks: 0, batch: 10, by_group: true, ..made.spec() });
-        [9, 4].into_iter().for_each(|slot| shrinkers.mark(host, id, slot, 0));
+        [9, 4].into_iter().for_each(|slot| Inside::assume(|inside| shrinkers.mark(inside, host, id, slot, 0)));
         visit(shrinkers, host, 9, 0, 12);
         assert_eq!(shrinkers.deferred(id, 9, 0), 50);
         ends.store(true, Relaxed);
@@ -422,7 +423,7 @@ fn s8_work_deferred_after_group_deletion_goes_to_the_parent() {
         assert_eq!([9, 4].map(|slot| shrinkers.deferred(id, slot, 0)), [0, 100]);
         // The next group of that slot has its own deferred work.
         let next = GroupId::from_bits(group(9).to_bits() | 1 << 30);
-        shrinkers.mark(host, id, 9, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, id, 9, 0));
         shrinkers.visit(host, &(), next, 9, 0, ScanPressure::of(12));
         assert_eq!([9, 4].map(|slot| shrinkers.deferred(id, slot, 0)), [50, 100]);
     });
@@ -508,12 +509,12 @@ fn l11_a_count_of_0_keeps_its_bit_and_an_empty_one_does_not() {
         let answer = AtomicU64::new(0);
         let made = Made::of(|_| answer.load(Relaxed), |_| STOP);
         let id = register(shrinkers, host, &Spec { by_group: true, ..made.spec() });
-        shrinkers.mark(host, id, 70, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, id, 70, 0));
         assert_eq!([0; 3].map(|_| visit(shrinkers, host, 70, 0, 12).calls), [1; 3]);
         answer.store(EMPTY, Relaxed);
         assert_eq!([0; 3].map(|_| visit(shrinkers, host, 70, 0, 12).calls), [2, 0, 0]);
         assert_eq!(shrinkers.next_with_anything(0, 0), None);
-        shrinkers.mark(host, id, 70, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, id, 70, 0));
         assert_eq!(shrinkers.next_with_anything(0, 0), Some(70));
     });
 }
@@ -531,7 +532,7 @@ fn a_scan_may_say_that_there_is_nothing_or_nothing_more() {
             },
         );
         let id = register(shrinkers, host, &Spec { by_group: true, ..made.spec() });
-        shrinkers.mark(host, id, 70, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, id, 70, 0));
         let visited = visit(shrinkers, host, 70, 0, 0);
         assert_eq!((visited.calls, visited.scanned, visited.freed, visited.stops), (2, 128, 0, 0));
         answer.store(EMPTY, Relaxed);
@@ -539,7 +540,7 @@ fn a_scan_may_say_that_there_is_nothing_or_nothing_more() {
         assert_eq!([0; 2].map(|_| visit(shrinkers, host, 70, 0, 0).calls), [3, 0]);
         // A count that is busy keeps the bit, and is told from an empty one.
         objects.store(STOP, Relaxed);
-        shrinkers.mark(host, id, 70, 0);
+        Inside::assume(|inside| shrinkers.mark(inside, host, id, 70, 0));
         assert_eq!([0; 2].map(|_| visit(shrinkers, host, 70, 0, 0).stops), [1; 2]);
     });
 }

@@ -9,6 +9,7 @@ mod model;
 
 use core::sync::atomic::Ordering::Relaxed;
 use host::{Cache, Stage, with};
+use neap_base::gate::Inside;
 use neap_groups::GroupId;
 use neap_reclaim::{Caller, ScanPressure, ShrinkerId, Unregistered};
 use std::sync::Mutex;
@@ -36,7 +37,7 @@ fn groups_that_have_nothing_are_not_visited() {
         let cache = Cache::of(0);
         // SAFETY: the cache outlives its registration.
         let id = unsafe { shrinkers.register(host, &cache.by_group()) }.unwrap();
-        shrinkers.mark(host, id, 3000, 1);
+        Inside::assume(|inside| shrinkers.mark(inside, host, id, 3000, 1));
         assert_eq!((shrinkers.next_with_anything(1, 0), shrinkers.next_with_anything(0, 0)), (Some(3000), None));
         let visited = shrinkers.visit(host, &(), ROOT, 3000, 1, ScanPressure::of(0));
         // Once, and again after the bit was cleared.

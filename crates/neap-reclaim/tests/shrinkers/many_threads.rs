@@ -7,6 +7,7 @@
 use crate::host::{On, Stage, with};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use neap_base::gate::Inside;
 use neap_groups::GroupId;
 use neap_reclaim::{
     Asked, EMPTY, Report, STOP, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered,
@@ -117,7 +118,7 @@ impl Data<'_> {
         let (slot, node) = (random.below(SLOTS), random.below(NODES));
         if self.cache.objects[slot * NODES + node].fetch_add(1, Relaxed) == 0 {
             let (host, shrinkers) = &self.stage;
-            shrinkers.mark(host, id, slot as u32, node as u32);
+            Inside::assume(|inside| shrinkers.mark(inside, host, id, slot as u32, node as u32));
         }
     }
 }

@@ -4,6 +4,7 @@
 use crate::host::{On, Stage, with};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use neap_base::gate::Inside;
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_reclaim::{Asked, EMPTY, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered, WHOLE, Work};
@@ -135,7 +136,7 @@ impl History<'_> {
         let before = held.has(key);
         held.objects.lock().unwrap().insert(key, before + objects);
         if before == 0 {
-            self.shrinkers.mark(self.host, held.id, key.0 as u32, key.1 as u32);
+            Inside::assume(|inside| self.shrinkers.mark(inside, self.host, held.id, key.0 as u32, key.1 as u32));
         }
     }
 
@@ -325,7 +326,7 @@ fn storm<P: Platform>(stage: &Stage<P>) {
                     for _ in 0..EACH {
                         let (at, slot) = (random.below(3), random.below(8));
                         if shared[at].0[slot].fetch_add(1, Relaxed) == 0 {
-                            shrinkers.mark(host, ids[at], slot as u32, 0);
+                            Inside::assume(|inside| shrinkers.mark(inside, host, ids[at], slot as u32, 0));
                         }
                     }
                 });

@@ -69,7 +69,7 @@ impl<P: Platform> Mm<P> {
 
 impl<P: Platform> Core<P> {
     /// Allocates a run of `size` bytes. Its address is a multiple of `align`.
-    pub(crate) fn allocate_run(&self, size: usize, align: usize) -> Option<Fresh> {
+    pub(crate) fn allocate_run(&self, inside: &Inside<'_>, size: usize, align: usize) -> Option<Fresh> {
         let pages = &self.objects.pages;
         let count = u32::try_from(size.max(1).div_ceil(pages.page_size())).ok()?;
         // `reallocate_aligned` may pass a larger alignment, if its run happens to have it.
@@ -79,7 +79,7 @@ impl<P: Platform> Core<P> {
         let align = u32::try_from(align.div_ceil(pages.page_size())).ok()?;
         let platform = &self.objects.platform;
         let resident = || pages.allocate_resident_run(platform, count, align);
-        let reused = self.objects.reuse_before_growth(count, resident);
+        let reused = self.objects.reuse_before_growth(inside, count, resident);
         let block = reused.or_else(|| pages.allocate_run(platform, count, align).ok())?;
         let memory = core::ptr::with_exposed_provenance_mut(pages.address(block.pfn));
         Some(Fresh { memory, is_zero: block.zero })
@@ -113,7 +113,7 @@ impl<P: Platform> Core<P> {
 
     /// Frees the run at `pointer`, and returns its bytes. The pointer leads into the arena, but not
     /// to an object.
-    pub(crate) fn free_run(&self, pointer: *const u8) -> usize {
+    pub(crate) fn free_run(&self, _: &Inside<'_>, pointer: *const u8) -> usize {
         let pages = &self.objects.pages;
         let Some(count) = self.run_at(pointer) else { self.abort_invalid_pointer(Class::NONE, pointer, "free") };
         pages.free_run(&self.objects.platform, pages.pfn(pointer.addr()), count);
@@ -149,11 +149,11 @@ impl<P: Platform> Core<P> {
         if self.objects.is_isolated_cpu_in_use() {
             return None;
         }
-        let memory = self.allocate_run(size, align)?.memory;
+        let memory = self.allocate_run(inside, size, align)?.memory;
         // Moved pages keep their node and its memory policy. So both runs must lie on the same
         // node.
         if self.objects.node_of(memory) != self.objects.node_of(pointer) {
-            self.free_run(memory);
+            self.free_run(inside, memory);
             return None;
         }
         let (from, to) = (pages.pfn(pointer.addr()), pages.pfn(memory.addr()));
@@ -166,7 +166,7 @@ impl<P: Platform> Core<P> {
         if let Err(refused) = moved {
             pages.allow_huge(platform, from, old);
             match refused {
-                Unmoved::Mapped => _ = self.free_run(memory),
+                Unmoved::Mapped => _ = self.free_run(inside, memory),
                 // A part of the target is not mapped, so its run stays allocated forever.
                 Unmoved::Lost => self.count_run(size, 0),
             }

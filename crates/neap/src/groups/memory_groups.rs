@@ -58,12 +58,12 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
         self.core().reclaim_for_charge(self.mm(), group, bytes, self.manner)
     }
 
-    fn offline(&self, _: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
+    fn offline(&self, inside: &Inside<'_>, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         // The lists come first. After the next step, reclaim asks shrinkers for objects of the
         // parent.
-        Site { host: self, groups, lists: &self.core().lists }.offline(child, parent);
+        Site { host: self, groups, lists: &self.core().lists }.offline(inside, child, parent);
         if let Some(reclaim) = self.core().reclaim.get() {
-            reclaim.shrinkers.offline(self, child.slot, parent.slot);
+            reclaim.shrinkers.offline(inside, self, child.slot, parent.slot);
         }
     }
 

@@ -591,8 +591,8 @@ mod tests {
                 }
                 _ => {}
             }
-            let _inside = it.mm.gate.enter(it.core().objects.platform.cpu());
-            it.core().allocate_run(32 << 20, 1).inspect(|_| it.core().count_run(32 << 20, 0))
+            let inside = it.mm.gate.enter(it.core().objects.platform.cpu());
+            it.core().allocate_run(&inside, 32 << 20, 1).inspect(|_| it.core().count_run(32 << 20, 0))
         };
         let block = it.core().pass_limit(&it.mm, 32 * MIB, &attempt).expect("refused without `refuse`").memory;
         assert_eq!(tries.get(), 3);

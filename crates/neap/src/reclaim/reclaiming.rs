@@ -123,7 +123,7 @@ impl<P: Platform> Reclaiming<'_, P> {
     pub fn mark(&self, id: ShrinkerId, group: GroupId, node: u32) -> bool {
         self.source.inside(|inside| {
             let reading = self.groups.reading();
-            let mark = |seat: GroupSlot| self.reclaim.shrinkers.mark(&self.source, id, seat.slot, node);
+            let mark = |seat: GroupSlot| self.reclaim.shrinkers.mark(inside, &self.source, id, seat.slot, node);
             self.groups.attach(inside, &reading, group, mark)
         })
     }

@@ -37,6 +37,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use neap_base::gate::Inside;
 use neap_reclaim::{Asked, ScanPressure, Shrinkers, Spec};
 
 use super::shrink::old::{Guarding, Old, counted};
@@ -87,7 +88,7 @@ impl Registry<'_> {
                 // SAFETY: the callbacks use only data that outlives the registry. They may run in
                 // several threads at a time, and do not unwind.
                 let id = unsafe { shrinkers.register(&host, &spec) }?;
-                shrinkers.mark(&host, id, slot as u32, 0);
+                Inside::assume(|inside| shrinkers.mark(inside, &host, id, slot as u32, 0));
                 Ok(Id::Neap(id))
             }
             Registry::Old(_, old) => old.register(spec, slot).map(Id::Old).ok_or_else(|| anyhow!("it is full")),

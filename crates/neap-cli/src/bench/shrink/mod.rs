@@ -42,6 +42,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use neap_base::Linux;
+use neap_base::gate::Inside;
 use neap_reclaim::{ScanPressure, ShrinkerId, Shrinkers, Visited};
 
 use super::counter::timed;
@@ -104,7 +105,7 @@ impl<'a> Counting<'a> {
             let spec = counted(count_nothing, core::ptr::null_mut());
             // SAFETY: the callbacks use no data.
             let id = unsafe { shrinkers.register(&host, &spec) }?;
-            shrinkers.mark(&host, id, slot as u32, 0);
+            Inside::assume(|inside| shrinkers.mark(inside, &host, id, slot as u32, 0));
             old.iter().for_each(|(_, old)| _ = old.register(spec, slot));
         }
         let positions = (0..64).map(|at| Position(AtomicUsize::new(at * GROUPS / 64))).collect();
@@ -145,7 +146,7 @@ impl Passes<'_> {
     fn fill(&self, groups: impl Iterator<Item = usize>) {
         for slot in groups {
             if self.caches[slot].fill() {
-                self.shrinkers.mark(&self.host, self.ids[slot], slot as u32, 0);
+                Inside::assume(|inside| self.shrinkers.mark(inside, &self.host, self.ids[slot], slot as u32, 0));
             }
         }
     }

@@ -13,6 +13,7 @@ use std::sync::Mutex;
 
 use anyhow::{Result, anyhow};
 use neap::Neap;
+use neap_base::gate::Inside;
 use neap_base::{Linux, Platform};
 use neap_groups::{GroupId, Reclaimer};
 use neap_percpu::{PerCpuData, Shape, Standalone};
@@ -47,12 +48,12 @@ fn layout(bytes: usize) -> Option<Layout> {
 }
 
 impl Host for Here<'_> {
-    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+    fn memory(&self, _: &Inside<'_>, bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: the registry never requests 0 bytes, so the layout's size is not 0.
         layout(bytes).and_then(|layout| NonNull::new(unsafe { Neap.alloc_zeroed(layout) }))
     }
 
-    unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+    unsafe fn give_back(&self, _: &Inside<'_>, memory: NonNull<u8>, bytes: usize) {
         // SAFETY: the function `memory` above allocated this block from `Neap` with the layout of
         // this size. The caller no longer uses it (its promise).
         layout(bytes).into_iter().for_each(|layout| unsafe { Neap.dealloc(memory.as_ptr(), layout) });

@@ -10,21 +10,28 @@
 use super::{BLOCK, InfoUnit, NUMBER, NUMBER_BITS, ShrinkerInfo, ShrinkerInfos, UNIT, UNITS, UnitRef};
 use crate::host::Host;
 use core::sync::atomic::Ordering;
+use neap_base::gate::Inside;
 use neap_base::sync::fence;
 
 impl ShrinkerInfos {
-    /// Moves deferred work and bits of a leaving group's slot to its heir. The caller must be
-    /// inside the fork gate.
+    /// Moves deferred work and bits of a leaving group's slot to its heir.
     ///
     /// `shrinkers` returns the number of shrinker indexes that were ever used.
-    pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: impl Fn() -> u32, slot: u32, heir: u32) {
+    pub(crate) fn offline<H: Host>(
+        &self,
+        inside: &Inside<'_>,
+        host: &H,
+        shrinkers: impl Fn() -> u32,
+        slot: u32,
+        heir: u32,
+    ) {
         // SeqCst pairs with the fences of threads that write here: in `Groups::attach`, in
         // `clear_bit_if_empty`, and in a visit that has deferred work.
         fence(Ordering::SeqCst);
         let shrinkers = shrinkers();
         let blocks = shrinkers.div_ceil(BLOCK);
         for node in 0..self.nodes {
-            let leaving = Leaving { infos: self, host, slot, heir, node };
+            let leaving = Leaving { infos: self, inside, host, slot, heir, node };
             for block in 0..blocks {
                 let first = block * BLOCK;
                 match self.info(block as usize, slot, node) {
@@ -57,6 +64,7 @@ impl ShrinkerInfos {
 /// A leaving group's slot on a node, and the slot of its heir.
 struct Leaving<'a, H> {
     infos: &'a ShrinkerInfos,
+    inside: &'a Inside<'a>,
     host: &'a H,
     slot: u32,
     heir: u32,
@@ -66,7 +74,7 @@ struct Leaving<'a, H> {
 impl<H: Host> Leaving<'_, H> {
     /// Marks that these shrinkers may have objects in the heir's slot.
     fn mark(&self, indexes: impl Iterator<Item = u32>) {
-        indexes.for_each(|index| self.infos.mark(self.host, index, self.heir, self.node));
+        indexes.for_each(|index| self.infos.mark(self.inside, self.host, index, self.heir, self.node));
     }
 
     /// Moves deferred work and bits of an info's units. `first` is the info's first shrinker.

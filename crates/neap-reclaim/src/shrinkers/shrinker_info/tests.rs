@@ -3,6 +3,7 @@
 use super::*;
 use core::alloc::Layout;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_groups::Reclaimer;
 use neap_percpu::{PerCpuData, Shape, Standalone};
 use neap_testing::virtual_platform::Virtual;
@@ -27,12 +28,12 @@ impl neap_percpu::Host for On<'_> {
 impl Reclaimer for On<'_> {}
 
 impl Host for On<'_> {
-    fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
+    fn memory(&self, _: &Inside<'_>, bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: the layout has a size, since no caller requests 0 bytes.
         NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 64).unwrap()) })
     }
 
-    unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
+    unsafe fn give_back(&self, _: &Inside<'_>, memory: NonNull<u8>, bytes: usize) {
         // SAFETY: `memory` allocated it with this layout, and no thread uses it any more.
         unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
     }
@@ -43,11 +44,11 @@ fn with_infos(f: impl FnOnce(&On<'_>, &ShrinkerInfos)) {
     let shape = Shape { unit: 64 << 10, span: 256 << 10, ..Shape::usual(2) };
     let data = PerCpuData::open(&machine, &shape, |_| 0, ()).unwrap();
     let host = On(Standalone { data: &data, platform: &machine });
-    let infos = ShrinkerInfos::open(&host, machine.nodes() as u32).unwrap();
+    let infos = Inside::assume(|inside| ShrinkerInfos::open(inside, &host, machine.nodes() as u32)).unwrap();
     f(&host, &infos);
     // SAFETY: no thread uses them any more.
     unsafe {
-        infos.close(&host);
+        Inside::assume(|inside| infos.close(inside, &host));
         data.close(&machine);
     }
     assert_eq!(machine.mapped_bytes(), 0);
@@ -67,7 +68,7 @@ fn clear(infos: &ShrinkerInfos, index: u32, slot: u32, node: u32) {
 fn a_slot_has_something_as_long_as_a_shrinker_of_any_block_does() {
     with_infos(|host, infos| {
         let indexes = [0, 63, 64, UNIT * UNITS - 1, BLOCK, BLOCK * BLOCKS as u32 - 1];
-        indexes.into_iter().for_each(|index| infos.mark(host, index, 5, 1));
+        indexes.into_iter().for_each(|index| Inside::assume(|inside| infos.mark(inside, host, index, 5, 1)));
         for (at, index) in indexes.into_iter().enumerate() {
             assert_eq!(infos.next_with_anything(1, 0), Some(5), "{at} are gone");
             assert!(infos.has_anything(1, 5) && !infos.has_anything(1, 4) && !infos.has_anything(0, 5));
@@ -80,14 +81,14 @@ fn a_slot_has_something_as_long_as_a_shrinker_of_any_block_does() {
 #[test]
 fn clearing_the_slot_bit_sees_a_mark_in_a_new_block() {
     with_infos(|host, infos| {
-        infos.mark(host, 3, 7, 0);
+        Inside::assume(|inside| infos.mark(inside, host, 3, 7, 0));
         let unit_ref = infos.unit_ref(0, 7, 0, 0).unwrap();
         assert!(unit_ref.clear_bit_if_empty(3, || true) && unit_ref.clear_unit_if_empty(|| true));
         let asked = AtomicU32::new(0);
         let blocks = || match asked.fetch_add(1, Ordering::Relaxed) {
             0 => {
                 // Comes in between: the slot's bit is set still.
-                infos.mark(host, BLOCK, 7, 0);
+                Inside::assume(|inside| infos.mark(inside, host, BLOCK, 7, 0));
                 1
             }
             _ => 2,
@@ -100,13 +101,13 @@ fn clearing_the_slot_bit_sees_a_mark_in_a_new_block() {
 #[test]
 fn a_unit_that_gets_memory_while_its_bit_is_cleared_keeps_it() {
     with_infos(|host, infos| {
-        infos.mark(host, 3, 7, 0);
+        Inside::assume(|inside| infos.mark(inside, host, 3, 7, 0));
         let unit_ref = infos.unit_ref(0, 7, 0, 1).unwrap();
         // Without memory, any shrinker of the second unit may have objects.
         infos.set_bits(unit_ref.above());
         assert!(unit_ref.memory().is_none());
         // Comes in between, and its objects are gone when the visitor looks.
-        infos.mark(host, UNIT, 7, 0);
+        Inside::assume(|inside| infos.mark(inside, host, UNIT, 7, 0));
         assert!(!unit_ref.memory().unwrap().is_empty() && !unit_ref.clear_all_if_empty(|| true));
         clear(infos, 3, 7, 0);
         assert_eq!(infos.next_with_anything(0, 0), Some(7));
@@ -117,7 +118,7 @@ fn a_unit_that_gets_memory_while_its_bit_is_cleared_keeps_it() {
 #[test]
 fn a_unit_that_is_not_ready_keeps_the_summary() {
     with_infos(|host, infos| {
-        infos.mark(host, 3, 7, 0);
+        Inside::assume(|inside| infos.mark(inside, host, 3, 7, 0));
         let unit_ref = infos.unit_ref(0, 7, 0, 0).unwrap();
         let unit = unit_ref.memory().unwrap();
         // As if it had been made a moment ago, for a summary that stands for all.
@@ -125,7 +126,7 @@ fn a_unit_that_is_not_ready_keeps_the_summary() {
         unit.is_ready.store(false, Ordering::Relaxed);
         assert!(!unit.is_empty() && !unit_ref.clear_unit_if_empty(|| unit.is_empty()) && unit_ref.is_set());
         // A deleted group's marks move on.
-        infos.offline(host, || 64, 7, 8);
+        Inside::assume(|inside| infos.offline(inside, host, || 64, 7, 8));
         let heir = infos.info(0, 8, 0).unwrap().unit(0).unwrap();
         assert_eq!(heir.bits.load(Ordering::Relaxed), usize::MAX);
     });
@@ -134,12 +135,12 @@ fn a_unit_that_is_not_ready_keeps_the_summary() {
 #[test]
 fn units_stay_where_they_are_while_tables_grow() {
     with_infos(|host, infos| {
-        infos.mark(host, 3, 2, 0);
+        Inside::assume(|inside| infos.mark(inside, host, 3, 2, 0));
         let unit: *const InfoUnit = infos.info(0, 2, 0).unwrap().unit(0).unwrap();
         assert!(infos.info(0, 2, 0).unwrap().unit(0).unwrap().defer(3, 1, 7));
         let far = if cfg!(miri) { [40, 80] } else { [400, 1000] };
         for (index, slot) in [(200, 2), (5000, 2), (3, far[0]), (3, far[1])] {
-            infos.mark(host, index, slot, 0);
+            Inside::assume(|inside| infos.mark(inside, host, index, slot, 0));
         }
         let now = infos.info(0, 2, 0).unwrap().unit(0).unwrap();
         assert_eq!((core::ptr::from_ref(now), now.deferred(3, 1)), (unit, 7));
@@ -151,7 +152,7 @@ fn units_stay_where_they_are_while_tables_grow() {
 fn a_unit_is_made_once_whichever_is_the_first() {
     with_infos(|host, infos| {
         let slots = if cfg!(miri) { 4 } else { 200 };
-        infos.mark(host, 0, slots, 0);
+        Inside::assume(|inside| infos.mark(inside, host, 0, slots, 0));
         for slot in 0..slots {
             let start = std::sync::Barrier::new(3);
             // Two threads make one of the units, and one the other.
@@ -160,7 +161,7 @@ fn a_unit_is_made_once_whichever_is_the_first() {
                     let start = &start;
                     scope.spawn(move || {
                         start.wait();
-                        infos.mark(host, index, slot, 0);
+                        Inside::assume(|inside| infos.mark(inside, host, index, slot, 0));
                     });
                 }
             });
@@ -176,7 +177,7 @@ fn a_unit_is_made_once_whichever_is_the_first() {
 #[test]
 fn deferred_work_is_of_one_generation() {
     with_infos(|host, infos| {
-        infos.mark(host, 9, 0, 0);
+        Inside::assume(|inside| infos.mark(inside, host, 9, 0, 0));
         let unit = infos.info(0, 0, 0).unwrap().unit(0).unwrap();
         assert!(unit.defer(9, 4, 10) && unit.defer(9, 4, 5));
         assert_eq!((unit.deferred(9, 4), unit.deferred(9, 5), unit.take(9, 5)), (15, 0, 0));
@@ -201,7 +202,7 @@ fn what_threads_mark_while_bits_are_cleared_stays() {
                 for _ in 0..rounds {
                     for (index, there) in (0..).zip(&there) {
                         there.fetch_add(1, Ordering::Relaxed);
-                        infos.mark(host, index, 7, 0);
+                        Inside::assume(|inside| infos.mark(inside, host, index, 7, 0));
                     }
                 }
             });
