@@ -135,6 +135,12 @@ unsafe impl<P: Platform> Sync for Objects<P> {}
 // the instance is used.
 unsafe impl<P: Platform> Send for Objects<P> {}
 
+/// A slab that was just made, and the node that its pages are on.
+pub(crate) struct NewSlab {
+    pub(crate) slab: SlabId,
+    pub(crate) node: usize,
+}
+
 impl<P: Platform> Objects<P> {
     /// Returns memory in which [`Objects::open`] makes an instance. Only the class caches in it are
     /// initialised. The function is `const`, so a static can hold the result without a copy.
@@ -446,8 +452,8 @@ impl<P: Platform> Objects<P> {
         self.take_one(inside, class)
     }
 
-    /// Makes a slab that is on no list. Returns it and its node; `None` if there is no page.
-    pub(crate) fn new_slab(&self, class: Class) -> Option<(SlabId, usize)> {
+    /// Makes a slab that is on no list; `None` if there is no page.
+    pub(crate) fn new_slab(&self, class: Class) -> Option<NewSlab> {
         let shape = class.slab_shape(self.pages.page_size());
         let (bytes, order) = (self.pages.page_size() << shape.order, Order(shape.order));
         // The near slabs of the class have no free objects left. So the program probably uses the
@@ -467,8 +473,8 @@ impl<P: Platform> Objects<P> {
         self.make_slab(class, block)
     }
 
-    /// Makes a slab over a block of the class's order. It is on no list. Returns it and its node.
-    pub(crate) fn make_slab(&self, class: Class, block: Block) -> Option<(SlabId, usize)> {
+    /// Makes a slab over a block of the class's order. It is on no list.
+    pub(crate) fn make_slab(&self, class: Class, block: Block) -> Option<NewSlab> {
         let shape = class.slab_shape(self.pages.page_size());
         let Some(slab) = self.slabs.create(block.pfn, class, shape, |offset| self.pages.has(offset)) else {
             self.pages.free_block(&self.platform, block.pfn, Order(shape.order));
@@ -478,7 +484,7 @@ impl<P: Platform> Objects<P> {
         object_state::tables_of(class).for_each(|table| self.pages.mark_side_table(block.pfn, STATES + table));
         self.set_kind(block.pfn, Order(shape.order), class);
         self.fast_path().extend_covered_range(self.pages.limit());
-        Some((slab, self.pages.node_of(block.pfn)))
+        Some(NewSlab { slab, node: self.pages.node_of(block.pfn) })
     }
 
     pub(crate) fn set_kind(&self, pfn: Pfn, order: Order, class: Class) {

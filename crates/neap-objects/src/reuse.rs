@@ -129,6 +129,13 @@ impl Reuse {
     }
 }
 
+/// A barn and the bytes of the objects that its sheaves hold or have room for.
+struct FullestBarn {
+    bytes: u64,
+    node: usize,
+    class: Class,
+}
+
 impl<P: Platform> Objects<P> {
     /// Turns free objects into free pages until `take` gets `pages` pages in a row without growth.
     /// Does nothing before growth has passed the quantum. The caller holds no lock.
@@ -265,7 +272,7 @@ impl<P: Platform> Objects<P> {
                 }
                 self.pages.drain_all(&self.platform);
                 // The program may have freed more since the barns were emptied.
-                let more = self.fullest_barn().is_some_and(|(bytes, ..)| bytes > self.resident_bytes() / 32);
+                let more = self.fullest_barn().is_some_and(|barn| barn.bytes > self.resident_bytes() / 32);
                 if advance(if more { BARNS } else { IDLE }) && !more {
                     self.end_sweep();
                 }
@@ -294,7 +301,7 @@ impl<P: Platform> Objects<P> {
         let reuse = &self.reuse;
         let quota = reuse.quota.load(Relaxed);
         if quota == 0 {
-            let (bytes, node, class) = self.fullest_barn()?;
+            let FullestBarn { bytes, node, class } = self.fullest_barn()?;
             reuse.victim.store(u32::from(class.0) | (node as u32) << 8, Relaxed);
             let sheaf = class.size() * class.sheaf_capacity() as usize;
             reuse.quota.store((bytes / 2 / sheaf as u64).clamp(1, QUOTA_SHEAVES_MAX) as u32, Relaxed);
@@ -316,14 +323,15 @@ impl<P: Platform> Objects<P> {
         Some(objects.max(1))
     }
 
-    /// The fullest barn and its size in bytes; `None` if all barns are empty.
-    fn fullest_barn(&self) -> Option<(u64, usize, Class)> {
+    /// The fullest barn; `None` if all barns are empty.
+    fn fullest_barn(&self) -> Option<FullestBarn> {
         let barns = (0..self.pages.nodes()).flat_map(|node| Class::all().map(move |class| (node, class)));
         let fullest = barns.map(|(node, class)| {
             let sheaves = self.shared(node, class).lock().all_sheaves();
-            (u64::from(sheaves) * u64::from(class.sheaf_capacity()) * class.size() as u64, node, class)
+            let bytes = u64::from(sheaves) * u64::from(class.sheaf_capacity()) * class.size() as u64;
+            FullestBarn { bytes, node, class }
         });
-        fullest.max_by_key(|(bytes, ..)| *bytes).filter(|(bytes, ..)| *bytes > 0)
+        fullest.max_by_key(|barn| barn.bytes).filter(|barn| barn.bytes > 0)
     }
 
     fn resident_bytes(&self) -> u64 {

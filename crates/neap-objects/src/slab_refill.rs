@@ -20,7 +20,7 @@
 
 use crate::class_cache::Row;
 use crate::holes::HollowTaken;
-use crate::objects::Objects;
+use crate::objects::{NewSlab, Objects};
 use crate::size_class::Class;
 use crate::slab::{On, SlabId};
 use crate::slab_free::Loose;
@@ -173,8 +173,8 @@ impl<P: Platform> Objects<P> {
 
     /// Adds a slab that was just made, if there is one, and takes up to `most` objects from it.
     /// Returns the number taken.
-    fn take_from_slab(&self, slab: Option<(SlabId, usize)>, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
-        let Some((slab, node)) = slab else { return 0 };
+    fn take_from_slab(&self, made: Option<NewSlab>, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
+        let Some(NewSlab { slab, node }) = made else { return 0 };
         let mut cache = self.cache(node, class).lock();
         // SAFETY: the class's mutex is held, and the slab is new, so it is on no list.
         unsafe {

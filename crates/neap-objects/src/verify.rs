@@ -72,6 +72,15 @@ impl fmt::Display for Finding {
     }
 }
 
+/// Counts of a [verification](Objects::verify).
+#[derive(Clone, Copy, Debug)]
+pub struct Verified {
+    /// Objects by place.
+    pub census: Census,
+    /// Number of pages in runs.
+    pub run_pages: u64,
+}
+
 /// Number of objects by place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -130,8 +139,8 @@ struct WalkSums {
 }
 
 impl<P: Platform> Objects<P> {
-    /// Proves that every object is in exactly one place and that all counts are right. Returns the
-    /// census, and the number of pages in runs.
+    /// Proves that every object is in exactly one place and that all counts are right. Returns
+    /// what it counted.
     ///
     /// No other thread may be in a slow path, and no sequence may commit, during the call. At most
     /// `in_hands` objects may be on their way between a stack and a thread: one for every thread
@@ -139,7 +148,7 @@ impl<P: Platform> Objects<P> {
     ///
     /// # Errors
     /// Returns the first [`Finding`].
-    pub fn verify(&self, in_hands: u64) -> Result<(Census, u64), Finding> {
+    pub fn verify(&self, in_hands: u64) -> Result<Verified, Finding> {
         self.verify_slots()?;
         let marked = self.mark_cached(0, MET);
         let walked = marked.and_then(|()| self.walk());
@@ -165,7 +174,7 @@ impl<P: Platform> Objects<P> {
         let lost = sum.in_hands.saturating_sub(in_hands);
         Finding::unless_equal("objects that are cached but in no cache", Class::NONE, 0, 0, lost)?;
         self.pages.verify()?;
-        Ok((sum, walk.run_pages))
+        Ok(Verified { census: sum, run_pages: walk.run_pages })
     }
 
     /// The state byte of an object that starts at `address`.

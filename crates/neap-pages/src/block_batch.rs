@@ -5,7 +5,7 @@
 //! list operations. Every block of a chain is `Listed`, is on no list, and belongs to the thread
 //! that carries it.
 
-use crate::buddy::{Buddy, Memory, PARTLY, UNBACKED};
+use crate::buddy::{BACKED, Buddy, FoundBlock, Memory, PARTLY, UNBACKED};
 use crate::frames::State;
 use crate::units::HUGE;
 use neap_base::{Order, Pfn};
@@ -36,17 +36,19 @@ impl Buddy {
     pub(crate) fn take_chain(&mut self, order: Order, blocks: u32) -> Chain {
         let mut chain = Chain::EMPTY;
         while chain.blocks < blocks {
-            let Some((found, size, class)) = self.find(order) else { break };
-            if chain.blocks > 0 && class == UNBACKED && size >= HUGE {
+            let Some(found) = self.find(order) else { break };
+            if chain.blocks > 0 && found.class == UNBACKED && found.order >= HUGE {
                 break;
             }
             // Cuts the whole block, or its largest part that has no more than the missing blocks.
             // Cuts at most a huge page: the rest of a larger block may be populated before it is
             // needed.
-            let cut = size.0.min(order.0 + (blocks - chain.blocks).ilog2() as u8).min(HUGE.0.max(order.0));
-            let (pfn, class) = self.carve(found, size, class, Order(cut));
-            let (pfn, cut) = if class == PARTLY { self.shrink_to_backed(pfn, cut, order) } else { (pfn, cut) };
-            for index in 0..1 << (cut - order.0) {
+            let cut = found.order.0.min(order.0 + (blocks - chain.blocks).ilog2() as u8).min(HUGE.0.max(order.0));
+            let carved = self.carve(found, Order(cut));
+            let class = carved.class;
+            let FoundBlock { pfn, order: cut, .. } =
+                if class == PARTLY { self.shrink_to_backed(carved, order) } else { carved };
+            for index in 0..1 << (cut.0 - order.0) {
                 let block = pfn.plus(index << order.0);
                 let class = if class == PARTLY { self.class(block, order) } else { class };
                 self.append(&mut chain, block, order, class);
@@ -57,16 +59,17 @@ impl Buddy {
 
     /// Frees the less backed half of a carved block until the rest is wholly backed or of `order`.
     /// So no memory comes from the system while free blocks have some.
-    fn shrink_to_backed(&mut self, mut pfn: Pfn, mut cut: u8, order: Order) -> (Pfn, u8) {
-        while cut > order.0 && self.count_backed(pfn, 1 << cut) < 1 << cut {
-            cut -= 1;
-            let right = pfn.plus(1 << cut);
-            let keeps_lower = self.count_backed(pfn, 1 << cut) >= self.count_backed(right, 1 << cut);
-            let (kept, rest) = if keeps_lower { (pfn, right) } else { (right, pfn) };
-            self.give(rest, Order(cut), Memory::AsRecorded);
-            pfn = kept;
+    fn shrink_to_backed(&mut self, mut block: FoundBlock, order: Order) -> FoundBlock {
+        while block.order > order && self.class(block.pfn, block.order) != BACKED {
+            block.order.0 -= 1;
+            let (pages, left) = (block.order.pages(), block.pfn);
+            let right = left.plus(pages);
+            let keeps_lower = self.count_backed(left, pages) >= self.count_backed(right, pages);
+            let (kept, rest) = if keeps_lower { (left, right) } else { (right, left) };
+            self.give(rest, block.order, Memory::AsRecorded);
+            block.pfn = kept;
         }
-        (pfn, cut)
+        block
     }
 
     fn append(&self, chain: &mut Chain, block: Pfn, order: Order, class: usize) {

@@ -139,6 +139,15 @@ impl PageMap {
     }
 }
 
+/// A block and its class. [`Buddy::find`] finds it among the free ones; [`Buddy::carve`] returns
+/// the one that it cut out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FoundBlock {
+    pub(crate) pfn: Pfn,
+    pub(crate) order: Order,
+    pub(crate) class: usize,
+}
+
 /// Both ends of a list of free blocks. The head was freed last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
@@ -236,7 +245,7 @@ impl Buddy {
 
     /// Allocates a block, backed if possible.
     pub(crate) fn allocate_block(&mut self, order: Order) -> Option<Block> {
-        let (pfn, class) = self.take(order)?;
+        let FoundBlock { pfn, class, .. } = self.take(order)?;
         self.frames.frame(pfn).set_head(State::Allocated, order);
         Some(Block { pfn, zero: class == UNBACKED })
     }
@@ -246,26 +255,27 @@ impl Buddy {
         if self.has_backed(order) { self.allocate_block(order) } else { None }
     }
 
-    /// Removes a block of exactly this order from the free ones. Returns it and its class.
-    pub(crate) fn take(&mut self, order: Order) -> Option<(Pfn, usize)> {
-        let (found, size, class) = self.find(order)?;
-        let (pfn, class) = self.carve(found, size, class, order);
-        Some((pfn, class))
+    /// Removes a block of exactly this order from the free ones.
+    pub(crate) fn take(&mut self, order: Order) -> Option<FoundBlock> {
+        let found = self.find(order)?;
+        Some(self.carve(found, order))
     }
 
     /// The free block to cut for a block of this order: one with as much memory as possible, and
     /// the smallest of these.
-    pub(crate) fn find(&self, order: Order) -> Option<(Pfn, Order, usize)> {
+    pub(crate) fn find(&self, order: Order) -> Option<FoundBlock> {
         let listed = |class: usize| {
             let filled = u32::from(self.filled[class]) >> order.0;
             let size = (filled != 0).then(|| Order(order.0 + filled.trailing_zeros() as u8))?;
-            Some((self.lists[class][size.index()].head, size, class))
+            Some(FoundBlock { pfn: self.lists[class][size.index()].head, order: size, class })
         };
-        let chunk = |class| Some((Pfn(self.first_chunk(class)? * CHUNK), CHUNK_ORDER, class));
-        let cuts_whole = |&(pfn, size, _): &(Pfn, Order, usize)| self.cuts_whole(pfn, size, order);
+        let chunk = |class| Some(FoundBlock { pfn: Pfn(self.first_chunk(class)? * CHUNK), order: CHUNK_ORDER, class });
+        let cuts_whole = |found: &FoundBlock| self.cuts_whole(*found, order);
         let larger = || {
-            (order.index() + 1..LIST_ORDERS)
-                .filter_map(|size| Some((self.lists[PARTLY][size].head.some()?, Order(size as u8), PARTLY)))
+            (order.index() + 1..LIST_ORDERS).filter_map(|size| {
+                let pfn = self.lists[PARTLY][size].head.some()?;
+                Some(FoundBlock { pfn, order: Order(size as u8), class: PARTLY })
+            })
         };
         if let Some(whole) = listed(BACKED).or_else(|| larger().find(cuts_whole)) {
             return Some(whole);
@@ -285,11 +295,12 @@ impl Buddy {
 
     /// Whether a block of this order with memory behind all of its pages is free or can be cut.
     pub(crate) fn has_backed(&self, order: Order) -> bool {
-        self.find(order).is_some_and(|(pfn, size, _)| self.cuts_whole(pfn, size, order))
+        self.find(order).is_some_and(|found| self.cuts_whole(found, order))
     }
 
     /// Whether [`Buddy::carve`] cuts a wholly backed block out of a free one.
-    fn cuts_whole(&self, mut pfn: Pfn, mut size: Order, order: Order) -> bool {
+    fn cuts_whole(&self, found: FoundBlock, order: Order) -> bool {
+        let FoundBlock { mut pfn, order: mut size, .. } = found;
         let mut backed = self.count_backed(pfn, size.pages());
         while size > order && backed < size.pages() {
             size.0 -= 1;
@@ -304,8 +315,8 @@ impl Buddy {
 
     /// Removes the free block that [`Buddy::find`] found and cuts it down to `order`. The parts cut
     /// off stay free.
-    pub(crate) fn carve(&mut self, found: Pfn, mut size: Order, class: usize, order: Order) -> (Pfn, usize) {
-        let mut pfn = found;
+    pub(crate) fn carve(&mut self, found: FoundBlock, order: Order) -> FoundBlock {
+        let FoundBlock { mut pfn, order: mut size, class } = found;
         self.remove(pfn, size, class);
         let mut backed = if class == UNBACKED { 0 } else { self.count_backed(pfn, size.pages()) };
         while size > order {
@@ -327,7 +338,7 @@ impl Buddy {
             self.backed_free -= backed;
             self.backed_low = self.backed_low.min(self.backed_free);
         }
-        (pfn, class_of(backed, order.pages()))
+        FoundBlock { pfn, order, class: class_of(backed, order.pages()) }
     }
 
     /// Frees a block and merges it with its buddies. The caller has reset the states of the block's

@@ -11,7 +11,7 @@
 //!
 //! The lock of the zone protects every call.
 
-use crate::buddy::{BACKED, Buddy, LIST_ORDERS, Memory, PARTLY, UNBACKED};
+use crate::buddy::{BACKED, Buddy, FoundBlock, LIST_ORDERS, Memory, PARTLY, UNBACKED};
 use crate::frames::State;
 use crate::units::{CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
@@ -59,7 +59,8 @@ impl Buddy {
 
     /// Detaches one block of at least order `least` with at most `pages` backed pages.
     pub(crate) fn detach_block(&mut self, pages: u32, least: Order) -> Option<DetachedBlock> {
-        let (pfn, order, class, backed) = self.oldest_backed(least, pages)?;
+        let FoundBlock { pfn, order, class } = self.oldest_backed(least, pages)?;
+        let backed = self.count_backed(pfn, order.pages());
         self.detach(pfn, order, class);
         Some(DetachedBlock { pfn, order, backed })
     }
@@ -68,8 +69,10 @@ impl Buddy {
     /// it until the rest fits, and keeps the upper half if that has memory. Returns `None` if the
     /// part would be smaller than `least`.
     pub(crate) fn detach_part(&mut self, pages: u32, least: Order) -> Option<DetachedBlock> {
-        let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| (Pfn(chunk * CHUNK), CHUNK_ORDER, PARTLY, 0));
-        let (mut pfn, mut size, class, _) = chunk.or_else(|| self.oldest_backed(Order(least.0 + 1), u32::MAX))?;
+        let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| Pfn(chunk * CHUNK));
+        let chunk = chunk.map(|pfn| FoundBlock { pfn, order: CHUNK_ORDER, class: PARTLY });
+        let FoundBlock { mut pfn, order: mut size, class } =
+            chunk.or_else(|| self.oldest_backed(Order(least.0 + 1), u32::MAX))?;
         if size <= least || pages < least.pages() {
             return None;
         }
@@ -93,15 +96,14 @@ impl Buddy {
 
     /// The largest block of at least order `least` that has 1 to `pages` backed pages. Examines
     /// only the block of each list that was freed longest ago. Of one order, examines the partly
-    /// backed block first. Also returns the block's class and its number of backed pages.
-    fn oldest_backed(&self, least: Order, pages: u32) -> Option<(Pfn, Order, usize, u32)> {
+    /// backed block first.
+    fn oldest_backed(&self, least: Order, pages: u32) -> Option<FoundBlock> {
         for order in (least.index()..LIST_ORDERS).rev() {
             for class in [PARTLY, BACKED] {
                 let Some(pfn) = self.lists[class][order].tail.some() else { continue };
                 let order = Order(order as u8);
-                let backed = self.count_backed(pfn, order.pages());
-                if backed <= pages {
-                    return Some((pfn, order, class, backed));
+                if self.count_backed(pfn, order.pages()) <= pages {
+                    return Some(FoundBlock { pfn, order, class });
                 }
             }
         }

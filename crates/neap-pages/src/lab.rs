@@ -49,6 +49,15 @@ pub struct LockUse {
     pub pages: u32,
 }
 
+/// Result of a call, and its use of the zone's mutex.
+#[derive(Debug)]
+pub struct Metered<R> {
+    /// The result.
+    pub answer: R,
+    /// The use of the mutex.
+    pub held: LockUse,
+}
+
 /// A platform and pages on it whose lists have policy `T`. Dropping it closes the pages.
 #[derive(Debug)]
 pub struct Laboratory<P: Platform, T: Policy> {
@@ -123,7 +132,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
     /// Runs the rest of an operation, on the CPU that began it. With `busy`, the zone counts the
     /// first hold of its lock as one that found the lock held. A visit for an allocation returns
     /// the block.
-    pub fn visit(&self, visit: Visit, busy: bool) -> (Result<Option<Block>, Exhausted>, LockUse) {
+    pub fn visit(&self, visit: Visit, busy: bool) -> Metered<Result<Option<Block>, Exhausted>> {
         let (pages, platform) = (&self.pages, &self.platform);
         self.metered_first(busy, || match visit {
             Visit::Refill(order, blocks) => pages.refill(platform, Wanted::block(order), order, blocks).map(Some),
@@ -144,7 +153,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
 
     /// Runs the part of a tick that concerns lists. `forget` says that nothing else is left to do,
     /// so no tick follows soon; lists are then reset. Returns whether a list has pages.
-    pub fn tick(&self, forget: bool) -> (bool, LockUse) {
+    pub fn tick(&self, forget: bool) -> Metered<bool> {
         let (pages, mut report) = (&self.pages, Report::default());
         self.metered(|| {
             pages.look_at(self.room());
@@ -162,12 +171,12 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
             Some(cpu) => _ = self.pages.drain_cpu(&self.platform, cpu),
             None => _ = self.pages.drain_all(&self.platform),
         };
-        self.metered(drain).1
+        self.metered(drain).held
     }
 
     /// Calls [`Pages::set_reclaiming`], and returns its use of the zone's mutex.
     pub fn set_reclaiming(&self, reclaiming: bool) -> LockUse {
-        self.metered(|| self.pages.set_reclaiming(reclaiming)).1
+        self.metered(|| self.pages.set_reclaiming(reclaiming)).held
     }
 
     /// Pages that can still be handed out. The call does not count as a hold of the zone's mutex.
@@ -190,13 +199,13 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         (0..self.pages.lists.cpus()).all(|cpu| self.pages.lists.is_settled(cpu))
     }
 
-    fn metered<R>(&self, act: impl FnOnce() -> R) -> (R, LockUse) {
+    fn metered<R>(&self, act: impl FnOnce() -> R) -> Metered<R> {
         self.metered_first(false, act)
     }
 
     /// Runs `act`. With `busy`, its first hold of the zone's lock counts as one that found the lock
     /// held.
-    fn metered_first<R>(&self, busy: bool, act: impl FnOnce() -> R) -> (R, LockUse) {
+    fn metered_first<R>(&self, busy: bool, act: impl FnOnce() -> R) -> Metered<R> {
         let (meter, free) = (&self.pages.zone.meter, || self.pages.zone.peek_free());
         meter.holds.store(0, Relaxed);
         meter.pages.store(0, Relaxed);
@@ -206,7 +215,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         // The pages of the last hold are counted by the next one, or here.
         let pages = meter.pages.load(Relaxed) + free().abs_diff(meter.free.load(Relaxed));
         meter.busy.store(0, Relaxed);
-        (answer, LockUse { holds: meter.holds.load(Relaxed), pages })
+        Metered { answer, held: LockUse { holds: meter.holds.load(Relaxed), pages } }
     }
 }
 

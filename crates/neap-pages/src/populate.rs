@@ -24,7 +24,7 @@
 //! No thread holds the zone's mutex over a system call.
 
 use crate::arena::Arena;
-use crate::buddy::{Memory, UNBACKED};
+use crate::buddy::{FoundBlock, Memory, UNBACKED};
 use crate::frames::State;
 use crate::shape::EarlyTables;
 use crate::units::HUGE;
@@ -142,10 +142,10 @@ impl Inner {
         }
         let found = self.buddy.find(order);
         let missing = found.and_then(|found| self.block_to_refill(found));
-        if missing.is_none() && found.is_some_and(|(.., class)| class != UNBACKED) {
+        if missing.is_none() && found.is_some_and(|found| found.class != UNBACKED) {
             return None;
         }
-        let is_piece = missing.is_none() && found.is_some_and(|(_, size, _)| size < HUGE);
+        let is_piece = missing.is_none() && found.is_some_and(|found| found.order < HUGE);
         if is_piece && self.population.pieces < PIECE_PAGES_MAX {
             self.population.pieces += order.pages();
             return None;
@@ -154,8 +154,8 @@ impl Inner {
             self.population.left_to_skip -= 1;
             return None;
         }
-        if let (Some(size), Some((pfn, found, class))) = (missing, found) {
-            let (pfn, _) = self.buddy.carve(pfn, found, class, size);
+        if let (Some(size), Some(found)) = (missing, found) {
+            let pfn = self.buddy.carve(found, size).pfn;
             self.buddy.frames.frame(pfn).set_head(State::Releasing, size);
             self.releasing += size.pages();
             self.population.busy += size.pages();
@@ -200,7 +200,7 @@ impl Inner {
     /// The order of the part of a found block to populate, at most 2 MiB, because its pages were
     /// released and are expected to be needed again. `None` if too many of its pages are backed, or
     /// if it is too small.
-    fn block_to_refill(&self, (pfn, size, class): (Pfn, Order, usize)) -> Option<Order> {
+    fn block_to_refill(&self, FoundBlock { pfn, order: size, class }: FoundBlock) -> Option<Order> {
         let part = size.min(HUGE);
         let pages = part.pages();
         if part < LEAST_REFILL || self.population.again < pages || class == UNBACKED && size >= HUGE {
@@ -222,11 +222,11 @@ impl Inner {
     fn detach_huge(&mut self, most: u32) -> Option<Range<u32>> {
         let mut pages: Option<Range<u32>> = None;
         for _ in 0..most {
-            let Some((found, size, UNBACKED)) = self.buddy.find(HUGE) else { break };
-            if pages.as_ref().is_some_and(|pages| pages.end != found.0) {
+            let Some(found @ FoundBlock { class: UNBACKED, .. }) = self.buddy.find(HUGE) else { break };
+            if pages.as_ref().is_some_and(|pages| pages.end != found.pfn.0) {
                 break;
             }
-            let (pfn, _) = self.buddy.carve(found, size, UNBACKED, HUGE);
+            let pfn = self.buddy.carve(found, HUGE).pfn;
             self.buddy.frames.frame(pfn).set_head(State::Releasing, HUGE);
             self.releasing += HUGE.pages();
             pages = Some(pages.map_or(pfn.0, |pages| pages.start)..pfn.0 + HUGE.pages());

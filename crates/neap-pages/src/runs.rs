@@ -15,7 +15,7 @@
 //!
 //! The lock of the zone protects every call.
 
-use crate::buddy::{BACKED, Buddy, Map, Memory, PARTLY, UNBACKED, not_handed_out};
+use crate::buddy::{BACKED, Buddy, FoundBlock, Map, Memory, PARTLY, UNBACKED, not_handed_out};
 use crate::frames::State;
 use crate::units::{Block, CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
@@ -58,7 +58,7 @@ impl Buddy {
     /// Removes `pages` pages in a row from the free ones. A run has at most a chunk here.
     fn take_within_chunk(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         let order = Order::holding(pages.max(align));
-        let (block, class) = self.take(order)?;
+        let FoundBlock { pfn: block, class, .. } = self.take(order)?;
         let start = if align > 1 { block } else { self.free_before(block, order, |other| other == class) };
         self.take_at(start, block.0 - start.0);
         let (end, block_end) = (start.0 + pages, block.0 + order.pages());
@@ -74,7 +74,7 @@ impl Buddy {
         while !start.0.is_multiple_of(CHUNK)
             && let Some(before) = (0..order.0).map(Order).find(|&order| {
                 let before = Pfn(start.0.wrapping_sub(order.pages()));
-                let is_it = |(size, class)| size == order && is_wanted(class);
+                let is_it = |found: FoundBlock| found.order == order && is_wanted(found.class);
                 start.0.is_multiple_of(order.pages()) && self.free_block_at(before).is_some_and(is_it)
             })
         {
@@ -103,7 +103,7 @@ impl Buddy {
             let mut end = block.0 + half.pages();
             while end < chunk_end
                 && end - start.0 < pages
-                && let Some((order, PARTLY | BACKED)) = self.free_block_at(Pfn(end))
+                && let Some(FoundBlock { order, class: PARTLY | BACKED, .. }) = self.free_block_at(Pfn(end))
             {
                 end += order.pages();
             }
@@ -127,8 +127,8 @@ impl Buddy {
     pub(crate) fn is_free_to_end(&self, start: Pfn) -> bool {
         let mut at = start.0;
         while at < self.frames.pages() {
-            let Some((order, _)) = self.free_block_at(Pfn(at)) else { return false };
-            at += order.pages();
+            let Some(found) = self.free_block_at(Pfn(at)) else { return false };
+            at += found.order.pages();
         }
         true
     }
@@ -214,12 +214,12 @@ impl Buddy {
         let mut at = start.0;
         while at < end {
             // The page before `start` is in use, so no free block begins before `start`.
-            let Some((order, _)) = self.free_block_at(Pfn(at)) else { return false };
-            at += order.pages();
+            let Some(found) = self.free_block_at(Pfn(at)) else { return false };
+            at += found.order.pages();
         }
         at = start.0;
         while at < end {
-            let Some((order, class)) = self.free_block_at(Pfn(at)) else { break };
+            let Some(FoundBlock { order, class, .. }) = self.free_block_at(Pfn(at)) else { break };
             self.remove(Pfn(at), order, class);
             self.free -= order.pages();
             self.backed_free -= self.count_backed(Pfn(at), order.pages());
@@ -230,13 +230,18 @@ impl Buddy {
         true
     }
 
-    /// Order and class of the free block that begins at a page; `None` if none does.
-    pub(crate) fn free_block_at(&self, pfn: Pfn) -> Option<(Order, usize)> {
+    /// The free block that begins at a page; `None` if none does.
+    pub(crate) fn free_block_at(&self, pfn: Pfn) -> Option<FoundBlock> {
         let chunk = pfn.index() / CHUNK as usize;
         if pfn.0.is_multiple_of(CHUNK) && bitmap::get(self.free_chunks.get(), chunk) {
-            return Some((CHUNK_ORDER, usize::from(bitmap::get(self.backed_chunks.get(), chunk))));
+            let class = usize::from(bitmap::get(self.backed_chunks.get(), chunk));
+            return Some(FoundBlock { pfn, order: CHUNK_ORDER, class });
         }
         let frame = self.frames.frame(pfn);
-        (frame.state() == State::Free).then(|| (frame.order(), usize::from(frame.spare())))
+        (frame.state() == State::Free).then(|| FoundBlock {
+            pfn,
+            order: frame.order(),
+            class: usize::from(frame.spare()),
+        })
     }
 }

@@ -4,7 +4,7 @@
 //! block to block by the frames and the chunk map, then follows every list, and compares all sums.
 //! It changes nothing.
 
-use crate::buddy::{Buddy, LIST_ORDERS, PARTLY, UNBACKED};
+use crate::buddy::{Buddy, FoundBlock, LIST_ORDERS, PARTLY, UNBACKED};
 use crate::frames::State;
 use crate::units::{CHUNK, CHUNK_ORDER};
 use neap_base::{Finding, Order, Pfn, bitmap};
@@ -31,7 +31,7 @@ impl Buddy {
             }
             let frame = self.frames.frame(at);
             let (mut pages, state) = (frame.order().pages(), frame.state());
-            if let Some((order, class)) = self.free_block_at(at) {
+            if let Some(FoundBlock { order, class, .. }) = self.free_block_at(at) {
                 pages = order.pages();
                 sums.free += pages;
                 sums.backed_free += self.count_backed(at, pages);
@@ -41,8 +41,8 @@ impl Buddy {
                 if order < CHUNK_ORDER {
                     blocks[class][order.index()] += 1;
                     let buddy = Pfn(at.0 ^ pages);
-                    let apart =
-                        buddy.0 + pages > self.frames.pages() || self.free_block_at(buddy).is_none_or(|b| b.0 != order);
+                    let apart = buddy.0 + pages > self.frames.pages()
+                        || self.free_block_at(buddy).is_none_or(|b| b.order != order);
                     Finding::unless_equal("free buddies that did not merge", at, 1, u64::from(apart))?;
                 }
             } else {
@@ -97,7 +97,7 @@ impl Buddy {
                 while let Some(pfn) = at.some() {
                     Finding::unless_equal("length of a free list", pfn, 1, u64::from(length < *count))?;
                     let frame = self.frames.frame(pfn);
-                    let right = self.free_block_at(pfn) == Some((Order(order as u8), class));
+                    let right = self.free_block_at(pfn) == Some(FoundBlock { pfn, order: Order(order as u8), class });
                     Finding::unless_equal("block on the free list of another", pfn, 1, u64::from(right))?;
                     Finding::unless_equal("back link of a free block", pfn, before.0.into(), frame.prev().0.into())?;
                     (before, at, length) = (pfn, frame.next(), length + 1);

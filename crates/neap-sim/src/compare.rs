@@ -56,11 +56,11 @@ impl Comparison {
         let (mut dominated, mut worse) = (Vec::new(), Vec::new());
         for &scenario in scenarios {
             let Some(adaptive) = self.run(scenario, Name::Adaptive) else { continue };
-            let (name, (holds, listed)) = (scenario.name(), point(adaptive));
+            let (name, Point { holds, listed }) = (scenario.name(), point(adaptive));
             let few = FEW_PAGES * adaptive.costs.cpus as f64;
             for policy in policies::ALL.into_iter().filter(|policy| *policy != Name::Adaptive) {
                 let Some(other) = self.run(scenario, policy) else { continue };
-                let (others_holds, others_listed) = point(other);
+                let Point { holds: others_holds, listed: others_listed } = point(other);
                 let clearly = holds > others_holds + FEW_HOLDS || listed > others_listed + few;
                 if others_holds <= holds && others_listed <= listed && clearly {
                     dominated.push(format!(
@@ -70,7 +70,7 @@ impl Comparison {
                 }
             }
             let Some(upstream) = self.run(scenario, Name::Upstream) else { continue };
-            let (most_holds, most_listed) = point(upstream);
+            let Point { holds: most_holds, listed: most_listed } = point(upstream);
             if holds > most_holds * TOLERANCE && holds > most_holds + FEW_HOLDS {
                 worse.push(format!("{name}: lock taken {holds:.0} times, upstream {most_holds:.0}"));
             }
@@ -159,9 +159,14 @@ fn checks_of(comparison: &Comparison) -> Vec<Check> {
     runs.try_into().map(validate::checks).unwrap_or_default()
 }
 
-/// Holds in a million operations, and pages in lists.
-fn point(run: &Run) -> (f64, f64) {
-    (run.outcome.lock_takes_per_million, run.outcome.average_listed)
+/// Place of a run in a scenario's plot: holds in a million operations, and pages in lists.
+struct Point {
+    holds: f64,
+    listed: f64,
+}
+
+fn point(run: &Run) -> Point {
+    Point { holds: run.outcome.lock_takes_per_million, listed: run.outcome.average_listed }
 }
 
 fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {

@@ -8,6 +8,7 @@ use crate::mm::Mm;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::Platform;
 use neap_objects::size_class::Class;
+use neap_objects::verify::Verified;
 pub use neap_objects::verify::{Census, Finding};
 
 /// Maximum number of looks at the gate, in about ten seconds, while a thread stays in a slow path.
@@ -29,7 +30,7 @@ impl<P: Platform> Mm<P> {
         let (objects, equal) = (&core.objects, |what, found| Finding::unless_equal(what, Class::NONE, 0, 0, found));
         self.close_for_fork(&|looks| looks < POLLS_MAX);
         let answer = equal("thread that stays in a slow path", (!self.gate.is_empty()).into()).and_then(|()| {
-            let (census, run_pages) = objects.verify(in_hands)?;
+            let Verified { census, run_pages } = objects.verify(in_hands)?;
             equal("bytes unaccounted for", core.usage().unaccounted_bytes.unsigned_abs())?;
             let run_bytes = run_pages * objects.pages.page_size() as u64;
             // Relaxed: a thread that changed it has left the gate since.

@@ -159,7 +159,7 @@ impl<P: Platform> Opened<P> {
     }
 
     pub(crate) fn prove(&self) -> Census {
-        self.verify(0).unwrap_or_else(|finding| panic!("{finding}")).0
+        self.verify(0).unwrap_or_else(|finding| panic!("{finding}")).census
     }
 
     /// Number of objects in the stacks of a CPU.

@@ -129,7 +129,7 @@ fn an_object_on_its_way_is_allowed_where_that_is_said() {
     let (o, _) = populated();
     let before = o.prove();
     let object = popped(&o, CLASS);
-    let (census, _) = o.verify(1).unwrap();
+    let census = o.verify(1).unwrap().census;
     assert_eq!((census.in_hands, census.cached), (1, before.cached - 1));
     pushed(&o, CLASS, object);
     assert_eq!(o.prove(), before);

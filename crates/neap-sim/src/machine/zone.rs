@@ -10,7 +10,7 @@
 //! lists have pages.
 
 use neap_base::Platform;
-use neap_pages::lab::{LockUse, Visit};
+use neap_pages::lab::{LockUse, Metered, Visit};
 use neap_pages::policy::Policy;
 use neap_testing::virtual_platform::Virtual;
 
@@ -31,7 +31,7 @@ impl<T: Policy> Machine<T> {
         let zone = &mut self.zones[node];
         let past = (self.now + SECOND).saturating_sub(zone.lab.platform().now());
         zone.lab.platform().advance(past);
-        let (listed, held) = zone.lab.tick(zone.empty_ticks >= VAIN_TICKS_MAX);
+        let Metered { answer: listed, held } = zone.lab.tick(zone.empty_ticks >= VAIN_TICKS_MAX);
         zone.empty_ticks = if listed { 0 } else { zone.empty_ticks + 1 };
         self.maintain(node, held);
     }
@@ -75,7 +75,7 @@ impl<T: Policy> Machine<T> {
         let Operation { node, order, into, .. } = operation;
         let at = self.cpus[cpu].at;
         self.zones[node].visiting -= 1;
-        let (answer, mut held) = self.zones[node].lab.visit(visit, self.zones[node].locked_until > at);
+        let Metered { answer, mut held } = self.zones[node].lab.visit(visit, self.zones[node].locked_until > at);
         match (answer, into) {
             (Ok(Some(block)), Some(hand)) => {
                 // The first hold took the pages that the others, if any, did not give back.
