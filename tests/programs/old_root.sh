@@ -1,6 +1,6 @@
 #!/bin/bash
-# Compiles each program of a list, and runs it under the preload library, inside the root of an older
-# system. `cargo xtask old-glibc` makes that root and runs this script there.
+# Compiles each program of a list, and runs it under the preload library, inside the root of an
+# older system. `cargo xtask old-glibc` makes that root and runs this script there.
 #
 # Lines on standard input: a file of this folder, and the program's arguments.
 set -u

@@ -26,10 +26,12 @@
 //! The format, all numbers little endian:
 //!
 //! ```text
-//! header, 64 bytes:  "neaptrc2"   u32 process   u32 places   u32 claimed   u32 full   u16 CPUs   u8 page shift
-//!                    u8 zero   u32 zero   u64 CLOCK_MONOTONIC at the beginning, in nanoseconds   24 bytes of zeroes
-//! places, 16 bytes:  u64: bits 0 to 15 the CPU, the others the nanoseconds since the beginning, plus one
-//!                    u32: the first page   u32: bits 0 to 30 how many pages, bit 31 set if they come back
+//! header, 64 bytes:  "neaptrc2"   u32 process   u32 places   u32 claimed   u32 full   u16 CPUs
+//!                    u8 page shift   u8 zero   u32 zero
+//!                    u64 CLOCK_MONOTONIC at the beginning, in nanoseconds   24 bytes of zeroes
+//! places, 16 bytes:  u64: bits 0 to 15: CPU; others: nanoseconds since the beginning, plus one
+//!                    u32: first page
+//!                    u32: bits 0 to 30: number of pages; bit 31: set if they come back
 //! ```
 //!
 //! Places from `claimed` on are unused. `full` is not 0 once an event found no place. Events are

@@ -16,7 +16,8 @@
 //! assert_eq!(acme.used()?, 1 << 20);
 //! assert_eq!(Group::find("tenant")?.used()?, 1 << 20);
 //! let refused = acme.charge(100 << 20).unwrap_err();
-//! assert!(refused.to_string().starts_with("tenant/acme has 1.0 MiB of 64.0 MiB and is asked for 100.0 MiB more"), "{refused}");
+//! let message = "tenant/acme has 1.0 MiB of 64.0 MiB and is asked for 100.0 MiB more";
+//! assert!(refused.to_string().starts_with(message), "{refused}");
 //! assert!(matches!(refused, neap::groups::ChargeError::TooLarge(_)));
 //!
 //! // A group may be deleted before its charges end: they become its parent's.
@@ -299,7 +300,9 @@ impl Group {
     /// let tenant = Group::create("watched")?;
     /// tenant.set(Bound::Max, 4096)?;
     /// let heard = tenant.subscribe(&[Event::Refused], Listener::Callback(
-    ///     |_context, happened| _ = happened.event.map(|(_, times)| REFUSED.fetch_add(times, Ordering::Relaxed)),
+    ///     |_context, happened| {
+    ///         _ = happened.event.map(|(_, times)| REFUSED.fetch_add(times, Ordering::Relaxed));
+    ///     },
     ///     0,
     /// ))?;
     /// assert!(tenant.charge(8192).is_err());

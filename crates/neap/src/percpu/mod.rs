@@ -19,7 +19,8 @@
 //!
 //! // Data of one owner shares pages, which are free when the owner is closed.
 //! let tenant = open_owner()?;
-//! let (reads, writes) = (PerCpuCounter::of(tenant, 64, Wait::Long)?, PerCpuCounter::of(tenant, 64, Wait::Long)?);
+//! let reads = PerCpuCounter::of(tenant, 64, Wait::Long)?;
+//! let writes = PerCpuCounter::of(tenant, 64, Wait::Long)?;
 //! reads.add(2);
 //! assert_eq!((reads.exact(), writes.exact()), (2, 0));
 //! drop((reads, writes));
