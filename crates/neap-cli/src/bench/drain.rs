@@ -56,6 +56,9 @@ fn counter() -> u64 {
     #[cfg(target_arch = "aarch64")]
     {
         let ticks: u64;
+        // ticks := the virtual counter
+        //
+        // Registers: ticks: the result.
         // SAFETY: Linux lets every program read this counter. Reading it has no side effect.
         unsafe { std::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags)) };
         ticks
@@ -383,7 +386,7 @@ fn tables(session: &Session) -> String {
         "owner",
         "million operations/s",
         "p99.9 ns",
-        "p99.9 of 64 up and down",
+        "p99.9 ns of 64 allocations and frees",
         "interrupts",
         "switches",
         "pages drained",

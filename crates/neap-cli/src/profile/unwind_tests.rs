@@ -29,6 +29,10 @@ fn copied() -> ([u64; 3], Vec<u8>) {
     let (instruction, stack, frame): (u64, u64, u64);
     // SAFETY: the assembly only reads three registers.
     unsafe {
+        // instruction := address of the next instruction
+        // stack := rsp; frame := rbp
+        //
+        // Registers: instruction, stack, frame: the results.
         asm!("lea {}, [rip]", "mov {}, rsp", "mov {}, rbp", out(reg) instruction, out(reg) stack, out(reg) frame);
     }
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -64,6 +64,9 @@ enum BatchOrder {
 /// store it on the stack and load it again, which costs as much as a fast allocator.
 #[inline(always)]
 fn opaque(mut word: usize) -> usize {
+    // No instruction; the comment names the register.
+    //
+    // Registers: word: the argument, which the compiler must take for changed.
     // SAFETY: the assembly contains no instruction, so it changes no register, flag or memory.
     unsafe { asm!("/* {} */", inout(reg) word, options(nostack, preserves_flags)) };
     word

@@ -72,6 +72,14 @@ macro_rules! form {
             // SAFETY: the table has an offset and the words a word for each CPU. Only this process
             // uses them, and their values do not matter.
             unsafe {
+                // t := CPU's id; t := words + offsets[t]; bare: t := words + t * 64
+                // new := word at t, plus 1; word at t := new (commit)
+                // if new has a bit of mask: end of a batch
+                // abort: go to the end
+                //
+                // Registers: area: offset of the rseq area. offsets: address of the table of
+                // offsets. words: address of the first word. mask: bits outside a batch. t: address
+                // of the descriptor, the CPU's id, then the word's address. new: the sum.
                 asm!($text, area = in(reg) start.area, offsets = in(reg) start.offsets, words = in(reg) start.words,
                     mask = in(reg) start.mask, t = out(reg) _, new = out(reg) _, options(nostack));
             }

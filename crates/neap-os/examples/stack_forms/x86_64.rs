@@ -22,6 +22,11 @@ macro_rules! form {
             let object: u64;
             // SAFETY: the stack at `place` has an object and lies in the region.
             unsafe {
+                // t := region + place * 8, the stack
+                // $pop_text: object := the topmost object; the head is one lower (commit)
+                //
+                // Registers: t: address of the region, then of the stack. place: index of the
+                // stack's first word. head: the count or the head pointer. object: the result.
                 asm!("lea {t}, [{t} + {place} * 8]", $pop_text, t = inout(reg) region => _, place = in(reg) place,
                     head = out(reg) _, object = out(reg) object, options(nostack));
             }
@@ -33,6 +38,11 @@ macro_rules! form {
             let place = usize::from(KINDS[(object >> 12) as usize % KINDS.len()]);
             // SAFETY: the stack at `place` has room and lies in the region.
             unsafe {
+                // t := region + place * 8, the stack
+                // $push_text: the cell at the head := object; the head is one higher (commit)
+                //
+                // Registers: t: address of the region, then of the stack. place: index of the
+                // stack's first word. head: the count or the head pointer. object: the argument.
                 asm!("lea {t}, [{t} + {place} * 8]", $push_text, t = inout(reg) region => _, place = in(reg) place,
                     head = out(reg) _, object = in(reg) object, options(nostack));
             }
