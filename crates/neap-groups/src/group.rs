@@ -24,8 +24,8 @@ pub const LONGEST_NAME: usize = 56;
 pub const DEEPEST: u32 = 32;
 /// Value of a bound that does not limit.
 pub const UNLIMITED: u64 = u64::MAX;
-/// Maximum usage of a group. The counts by kind are signed, and the references of an id's entry
-/// count other references besides bytes.
+/// Maximum usage of a group in bytes. Two smaller ranges must hold it: the counts by kind are
+/// signed, and an id's entry counts its other references in the word that counts bytes.
 const COUNTABLE: u64 = i64::MAX as u64;
 
 /// A group and its slot.

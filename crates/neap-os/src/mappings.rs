@@ -21,7 +21,7 @@ const LINE: usize = 512;
 pub struct Mapping<'t> {
     /// Address of its first byte.
     pub start: usize,
-    /// Address behind its last byte.
+    /// Address after the mapping's last byte.
     pub end: usize,
     /// Access rights: `rwxp`, with `-` for a missing right, and `s` for a shared mapping.
     pub rights: [u8; 4],

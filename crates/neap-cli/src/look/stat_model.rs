@@ -123,7 +123,7 @@ pub(crate) struct HeapProfiles {
     pub(crate) failed: u64,
 }
 
-/// The container that a limit follows: bytes, and counts since the start.
+/// Numbers of `limit:auto` about the container: bytes, and counts since the process began.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ContainerNumbers {

@@ -11,7 +11,7 @@ use super::elf::{ElfImage, FilePart};
 
 /// Bytes of a name that are kept.
 const LONGEST: usize = 8 << 10;
-/// Bytes after a symbol without a length that count as its own.
+/// Length in bytes assumed for a symbol without one.
 const UNSIZED: u64 = 4096;
 /// Bytes of an entry, and entries that are read at a time.
 const ENTRY: usize = size_of::<Sym64<LittleEndian>>();

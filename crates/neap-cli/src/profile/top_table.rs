@@ -97,7 +97,7 @@ pub(crate) fn summary(profile: &Profile) -> Vec<String> {
     }
     lines.extend(losses(profile));
     if !profile.limits.has_lines {
-        lines.push("functions only: --trust reads the lines of another user's process".to_string());
+        lines.push("functions only: --trust adds source lines for a process of another user".to_string());
     }
     lines
 }

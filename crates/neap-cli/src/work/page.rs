@@ -12,10 +12,10 @@ pub(super) struct PageOptions {
     /// Block size in bytes
     #[arg(long, default_value_t = 4096)]
     size: usize,
-    /// Live memory at the top
+    /// Live memory at the peak of a round, in MiB
     #[arg(long, default_value_t = 128)]
     mib: usize,
-    /// Times up and down
+    /// Rounds; each allocates all blocks, then frees them
     #[arg(long, default_value_t = 10)]
     repeats: usize,
 }

@@ -22,10 +22,10 @@ pub(super) struct FaultOptions {
     /// Threads, spread over the CPUs in turn (default: one for each CPU)
     #[arg(long)]
     threads: Option<usize>,
-    /// Live memory of each thread at the top
+    /// Live memory of each thread at the peak of a round, in MiB
     #[arg(long, default_value_t = 128)]
     mib: usize,
-    /// Times up and down
+    /// Rounds; each allocates all blocks, then frees them
     #[arg(long, default_value_t = 10)]
     repeats: usize,
     /// Lists of the size that they have without tuning

@@ -219,8 +219,8 @@ impl<P: Platform> Core<P> {
         self.objects.pages.offer(&self.objects.platform, keep, most);
     }
 
-    /// Releases as many bytes as are lazily free, before an allocation fails. Returns the number of
-    /// released bytes.
+    /// Releases free pages, as many as are lazily free. The last step before an allocation
+    /// fails. Returns the number of released bytes.
     pub(crate) fn release_lazily_free(&self, _: &Inside<'_>, stop: &dyn Fn() -> bool) -> u64 {
         let bytes = self.objects.pages.lazily_free() << self.objects.pages.page_shift();
         self.release_pages(bytes, Order(0), stop).bytes

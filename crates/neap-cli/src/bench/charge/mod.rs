@@ -258,7 +258,7 @@ fn tables(session: &Session) -> String {
         let cells = cells.map(|what| cell(session.summary("neap", &what.name()), 4));
         [cpus.to_string()].into_iter().chain(cells).collect()
     });
-    let header = ["virtual CPUs", "up and down", "8 deep", "from half to half", "8 deep"];
+    let header = ["virtual CPUs", "at random", "at random, depth 8", "half to half", "half to half, depth 8"];
     let machines = table(&header, &machines);
     format!(
         "Charging and uncharging one page; an addition alone takes {} ns, a pair on an atomic of the thread's own {} ns.\n{depths}\n\

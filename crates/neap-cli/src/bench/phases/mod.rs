@@ -65,7 +65,8 @@ impl Variation {
     }
 }
 
-/// All eight sizes in every order, pairs of sizes by stride, and one size alone.
+/// Variations: all eight sizes in each order of frees, pairs of sizes that are freed by stride,
+/// and one size alone.
 fn variations(quick: bool) -> Vec<Variation> {
     let turns = if quick { [1, 2] } else { [2, 4] };
     let mut all = Vec::new();

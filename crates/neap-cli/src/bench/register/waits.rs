@@ -113,7 +113,7 @@ pub(super) fn measure(registry: Registry<'_>, cycles: u64) -> Result<Outcome> {
         let owners: Vec<_> = (0..OWNERS).map(|slot| scope.spawn(move || clock.take_part(|| owns(slot)))).collect();
         if let Err(error) = clock.run() {
             // The threads cannot be joined.
-            eprintln!("neap bench register: virtual time stands still: {error:#}");
+            eprintln!("neap bench register: the simulation of waits stopped: {error:#}");
             std::process::exit(1);
         }
         owners.into_iter().try_for_each(|owner| owner.join().map_err(|_| anyhow!("an owner panicked"))?)

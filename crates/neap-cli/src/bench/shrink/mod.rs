@@ -230,7 +230,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let charges =
         |threads: usize| Workload { metric: |outcome| outcome.count("p99_us"), ..micros(&format!("direct-{threads}")) };
     let shared = Workload {
-        unit: "operations on shared lines for each visit",
+        unit: "operations on shared cache lines per visit",
         metric: |outcome| (outcome.count("registry") + outcome.count("others")) / outcome.operations.max(1) as f64,
         ..Workload::timed("shared", 1, &[])
     };

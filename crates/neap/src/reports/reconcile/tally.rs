@@ -188,7 +188,7 @@ impl Reconciliation {
         self.books.held[held as usize]
     }
 
-    /// Bytes of a kind that are charged to groups, and used.
+    /// Bytes of a kind that are charged to groups and not stocked.
     pub fn charged(&self, kind: Kind) -> u64 {
         self.books.charged[kind as usize]
     }

@@ -28,7 +28,7 @@ impl Caller {
         Caller::with(stack_pointer)
     }
 
-    /// Returns the thread that calls this, and its stack from an address on.
+    /// Returns the calling thread, and its stack from `stack_pointer` upward.
     pub(crate) fn with(stack_pointer: usize) -> Caller {
         // The page of the stack pointer can be read, even if the system cannot tell about other
         // pages.
