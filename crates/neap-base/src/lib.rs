@@ -28,5 +28,5 @@ pub use cpu_lock::CpuLock;
 pub use finding::Finding;
 pub use mutex::Mutex;
 pub use platform::{Linux, Platform};
-pub use rcu::{Rcu, RcuHead};
+pub use rcu::Rcu;
 pub use units::{Order, Pfn};

@@ -1,5 +1,5 @@
 //! Read-copy-update: readers use data that is seldom replaced, without a lock, a locked instruction
-//! or a wait. Replaced data is freed once no reader can still use it.
+//! or a wait. A thread that replaced data learns when no reader can still use it.
 //!
 //! # Design
 //!
@@ -10,38 +10,39 @@
 //! follows.
 //!
 //! A *grace period*:
-//! 1. A step takes all deferred objects. No new reader finds them.
-//! 2. It fences all CPUs that are not isolated. A reader whose count the fence did not make visible
-//!    began after the fence, and finds none of these objects.
+//! 1. A thread has replaced data, so no new reader finds it. The thread marks the moment.
+//! 2. A step fences all CPUs that are not isolated. A reader whose count the fence did not make
+//!    visible began after the fence, and does not find that data.
 //! 3. Steps check each phase until one has found it without readers. They sum the exits before the
 //!    entries, so they count no exit of a reader whose entry they did not count.
 //! 4. Once a step has found one phase without readers, it lets new readers count in that phase. The
 //!    other phase therefore drains, even if new readers keep entering.
-//! 5. Once steps have found both phases without readers, the last step frees the objects.
+//! 5. Once steps have found both phases without readers, the period is complete. All readers of
+//!    moments that were marked before its first step have left.
 //!
 //! Item 4 needs no fence: a reader that counts in a phase after a step found it empty began after
-//! item 2. If the fence fails, the step frees nothing, and a later call tries again.
+//! item 2. If the fence fails, the period is not complete, and a later call tries again.
 //!
 //! # Locking
 //!
-//! A thread holds the *turn*, a mutex, during one step and while [`Run`] functions free objects.
-//! [`Rcu::open`] waits for it; a step only tries it. No call allocates. [`Rcu::enter`] and
-//! [`Rcu::defer`] free nothing.
+//! A thread holds the *turn*, a mutex, during one step. [`Rcu::open`] waits for it; a step only
+//! tries it. No call allocates.
 //!
 //! # Fork
 //!
-//! [`Rcu::advance`] and [`Rcu::grace`] must be called inside the fork gate. Otherwise a child may
-//! find the turn taken, and never free again. Readers and [`Rcu::defer`] need no gate. In the
-//! child, [`Rcu::forget_others`] subtracts the readers that were inside.
+//! [`Rcu::advance_past`] takes the turn inside the fork gate, so no child finds the turn taken.
+//! Readers and [`Rcu::mark`] need no gate. In the child, [`Rcu::forget_others`] subtracts the
+//! readers that were inside.
 //!
 //! Source: P. McKenney, "Sleepable RCU", 2006 (two phases, summed counts).
 
+use crate::gate::Inside;
 use crate::platform::memory::Range;
 use crate::platform::{Errno, Platform};
-use crate::sync::{AtomicIsize, AtomicPtr, AtomicUsize, Ordering, UnsafeCell, fence, spin, spread};
+use crate::sync::{AtomicIsize, AtomicUsize, Ordering, fence, spread};
 use crate::{Mutex, constructor};
 use core::fmt;
-use core::ptr::{NonNull, null_mut, with_exposed_provenance};
+use core::ptr::with_exposed_provenance;
 use core::sync::atomic::compiler_fence;
 use crossbeam_utils::CachePadded;
 
@@ -66,52 +67,6 @@ const ATTEMPTS_MAX: usize = 3;
 /// Value of [`Turn::seen`] after both phases were seen without readers.
 const BOTH: usize = 0b11;
 
-/// Bound on the waits of [`Rcu::grace`] by [`Platform::pause`]. Each further wait is a sleep of
-/// [`SLEEP_NS`] nanoseconds.
-const PAUSES_MAX: u32 = 20;
-const SLEEP_NS: u64 = 50_000;
-
-/// Function that frees the object with this head. It may defer other objects and take locks. It
-/// must not wait for a grace period.
-pub type Run<C> = unsafe fn(NonNull<RcuHead<C>>, &C);
-
-/// A field that an object needs to be deferred: a link of a list, and the function that frees the
-/// object. Zeroed memory is a valid head.
-pub struct RcuHead<C = ()>(UnsafeCell<Link<C>>);
-
-struct Link<C> {
-    next: *mut RcuHead<C>,
-    run: Option<Run<C>>,
-}
-
-// SAFETY: a head's link is accessed by the thread that calls `Rcu::defer`, which owns the head
-// then, and afterwards only by the thread that holds the turn. The list hands it over by Release
-// and AcqRel.
-unsafe impl<C> Sync for RcuHead<C> {}
-// SAFETY: a head holds two pointers, neither of which depends on a thread.
-unsafe impl<C> Send for RcuHead<C> {}
-
-impl<C> RcuHead<C> {
-    constructor! {
-        /// A head that is not deferred.
-        pub fn new() -> RcuHead<C> {
-            RcuHead(UnsafeCell::new(Link { next: null_mut(), run: None }))
-        }
-    }
-}
-
-impl<C> Default for RcuHead<C> {
-    fn default() -> Self {
-        RcuHead::new()
-    }
-}
-
-impl<C> fmt::Debug for RcuHead<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("RcuHead")
-    }
-}
-
 /// Fields that readers load, on a cache line that is seldom written.
 struct Front {
     /// Bit 0: the phase in which readers count. Other bits: the number of forks between this
@@ -125,35 +80,27 @@ struct Front {
 }
 
 /// The grace period under way.
-struct Turn<C> {
+struct Turn {
     fenced: bool,
     /// Bit `n` is set once a step has found phase `n` without readers since the fence.
     seen: usize,
-    /// List of the objects that are freed at the period's end.
-    batch: *mut RcuHead<C>,
 }
-
-// SAFETY: the heads of a batch may be freed by any thread, as `Rcu::defer` requires, and only the
-// thread that holds the turn accesses them.
-unsafe impl<C> Send for Turn<C> {}
 
 /// A moment of a domain ([`Rcu`]), stored as the number of the first grace period that begins after
 /// it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Mark(usize);
 
-/// A domain: readers, and the deferred objects that wait for them. [`Run`] functions receive the
-/// context `C`, for example the instance that owns the objects.
-pub struct Rcu<C = ()> {
+/// A domain: readers, and the grace periods that wait for them.
+pub struct Rcu {
     front: CachePadded<Front>,
-    deferred: AtomicPtr<RcuHead<C>>,
     /// Number of grace periods that began, including the current one. `completed` counts those that
     /// ended.
     started: AtomicUsize,
     completed: AtomicUsize,
     /// For each phase, the number of readers that entered in a parent process and will never leave.
     forgotten: [AtomicUsize; 2],
-    turn: Mutex<Turn<C>>,
+    turn: Mutex<Turn>,
     lanes: [Words; LANES],
 }
 
@@ -163,10 +110,10 @@ constructor! {
     }
 }
 
-impl<C> Rcu<C> {
+impl Rcu {
     constructor! {
         /// Creates a domain without sequences, usable at once. [`Rcu::open`] makes it faster.
-        pub fn new() -> Rcu<C> {
+        pub fn new() -> Rcu {
             Rcu {
                 front: CachePadded::new(Front {
                     now: AtomicUsize::new(0),
@@ -174,19 +121,17 @@ impl<C> Rcu<C> {
                     table: AtomicUsize::new(0),
                     cpus: AtomicUsize::new(0),
                 }),
-                deferred: AtomicPtr::new(null_mut()),
                 started: AtomicUsize::new(0),
                 completed: AtomicUsize::new(0),
                 forgotten: [AtomicUsize::new(0), AtomicUsize::new(0)],
-                turn: Mutex::new(Turn { fenced: false, seen: 0, batch: null_mut() }),
+                turn: Mutex::new(Turn { fenced: false, seen: 0 }),
                 lanes: [lane(), lane(), lane(), lane(), lane(), lane(), lane(), lane()],
             }
         }
     }
 
     /// Lets readers count by restartable sequences if the platform has them. Maps 136 bytes for
-    /// each CPU, in whole pages. Readers may be active. A [`Run`] function must not call this,
-    /// since its thread holds the turn. Further calls do nothing.
+    /// each CPU, in whole pages. Readers may be active. Further calls do nothing.
     ///
     /// # Errors
     /// The error of [`Platform::map`]. Readers continue without sequences.
@@ -237,11 +182,11 @@ impl<C> Rcu<C> {
         }
     }
 
-    /// Begins a read section, which ends when the returned value is dropped. No object that the
-    /// reader finds meanwhile is freed before that end. Never waits. Sections may nest, and their
+    /// Begins a read section, which ends when the returned value is dropped. No grace period that
+    /// begins meanwhile is complete before that end. Never waits. Sections may nest, and their
     /// threads may sleep. The value may move to another thread. Signal-safe.
     #[inline]
-    pub fn enter(&self) -> Reading<'_, C> {
+    pub fn enter(&self) -> Reading<'_> {
         // A stale phase is fine: every grace period checks both.
         let now = self.front.now.load(Ordering::Relaxed);
         self.count(ENTERED + (now & 1));
@@ -285,64 +230,6 @@ impl<C> Rcu<C> {
         }
     }
 
-    /// Defers an object. Once all current readers have left, a step calls `run` with `head` and the
-    /// step's context. Returns whether the list of deferred objects was empty before. If so, the
-    /// caller must arrange a call of [`Rcu::advance`]. Never waits, and calls no [`Run`] function.
-    ///
-    /// # Safety
-    /// * New readers do not find the object.
-    /// * The head is part of the object. Until `run` is called it does not move, and no other code
-    ///   accesses it.
-    /// * Any thread may call `run` with the head after the grace period.
-    pub unsafe fn defer(&self, head: NonNull<RcuHead<C>>, run: Run<C>) -> bool {
-        let mut next = self.deferred.load(Ordering::Relaxed);
-        loop {
-            // SAFETY: the caller promises that the head is valid and that no other code accesses
-            // it.
-            unsafe { head.as_ref().0.with_mut(|link| *link = Link { next, run: Some(run) }) };
-            // Release pairs with the AcqRel in `step`: the step sees the head, and all stores
-            // before.
-            match self.deferred.compare_exchange_weak(next, head.as_ptr(), Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => return next.is_null(),
-                Err(other) => next = other,
-            }
-        }
-    }
-
-    /// Makes one step: takes the deferred objects, checks for readers, and frees the objects if no
-    /// reader is left. Never waits. Returns whether work is left for another call. While another
-    /// thread makes a step, this does nothing and returns `true`.
-    ///
-    /// # Errors
-    /// The fence's error. The step freed nothing, and a later call tries again.
-    pub fn advance<P: Platform>(&self, platform: &P, context: &C) -> Result<bool, Errno> {
-        self.step(platform, context, 0)
-    }
-
-    /// Waits until all current readers have left, and this or another thread has freed all objects
-    /// deferred before the call. A reader or a [`Run`] function must not call this: it would wait
-    /// for itself.
-    ///
-    /// # Errors
-    /// The fence's error.
-    pub fn grace<P: Platform>(&self, platform: &P, context: &C) -> Result<(), Errno> {
-        let Mark(wanted) = self.mark();
-        let mut polls = 0;
-        // Acquire pairs with the Release in `step`: accesses of readers and of freeing functions
-        // are visible.
-        while self.completed.load(Ordering::Acquire) < wanted {
-            let before = self.completed.load(Ordering::Relaxed);
-            self.step(platform, context, wanted)?;
-            if self.completed.load(Ordering::Relaxed) == before {
-                polls += 1;
-                // In a model this runs another thread.
-                spin();
-                if polls < PAUSES_MAX { platform.pause() } else { platform.sleep(SLEEP_NS) }
-            }
-        }
-        Ok(())
-    }
-
     /// Marks this moment, for [`Rcu::advance_past`].
     pub fn mark(&self) -> Mark {
         // SeqCst pairs with the fence in `step`: a period that this thread does not see begun sees
@@ -351,31 +238,29 @@ impl<C> Rcu<C> {
         Mark(self.started.load(Ordering::Relaxed) + 1)
     }
 
-    /// Makes one step as [`Rcu::advance`] does. Returns whether all readers of the marked moment
-    /// have left.
+    /// Makes one step. Returns whether all readers of the marked moment have left. Never waits.
+    /// While another thread makes a step, this call makes none.
     ///
     /// # Errors
     /// The fence's error. Some of these readers may not have left. A later call tries again.
-    pub fn advance_past<P: Platform>(&self, platform: &P, context: &C, mark: Mark) -> Result<bool, Errno> {
-        self.step(platform, context, mark.0)?;
+    pub fn advance_past<P: Platform>(&self, _: &Inside<'_>, platform: &P, mark: Mark) -> Result<bool, Errno> {
+        self.step(platform, mark.0)?;
         // Acquire pairs with the Release in `step`: accesses of readers are visible.
         Ok(self.completed.load(Ordering::Acquire) >= mark.0)
     }
 
-    /// Makes one step. If no object is deferred, begins a new period only if fewer than `wanted`
-    /// periods are complete.
-    fn step<P: Platform>(&self, platform: &P, context: &C, wanted: usize) -> Result<bool, Errno> {
-        let Some(mut turn) = self.turn.try_lock() else { return Ok(true) };
+    /// Makes one step. Begins a new period only if fewer than `wanted` periods are complete.
+    fn step<P: Platform>(&self, platform: &P, wanted: usize) -> Result<(), Errno> {
+        let Some(mut turn) = self.turn.try_lock() else { return Ok(()) };
         let completed = self.completed.load(Ordering::Relaxed);
-        if self.started.load(Ordering::Relaxed) == completed {
-            if self.deferred.load(Ordering::Relaxed).is_null() && wanted <= completed {
-                return Ok(false);
+        let started = self.started.load(Ordering::Relaxed);
+        debug_assert!(started == completed || started == completed + 1);
+        if started == completed {
+            if wanted <= completed {
+                return Ok(());
             }
             self.started.store(completed + 1, Ordering::Relaxed);
-            // AcqRel pairs with the Release in `defer`. With the fence in `mark`, a thread that
-            // defers too late for this swap sees the period begun.
-            let batch = self.deferred.swap(null_mut(), Ordering::AcqRel);
-            *turn = Turn { fenced: false, seen: 0, batch };
+            *turn = Turn { fenced: false, seen: 0 };
         }
         if !turn.fenced {
             // SeqCst pairs with the fences in `count_elsewhere` and `mark`. The platform's fence
@@ -391,27 +276,14 @@ impl<C> Rcu<C> {
                 turn.seen |= 1 << phase;
             }
         }
-        if turn.seen != BOTH {
-            if turn.seen != 0 {
-                let now = self.front.now.load(Ordering::Relaxed);
-                self.front.now.store(now & !1 | turn.seen >> 1, Ordering::Relaxed);
-            }
-            return Ok(true);
+        if turn.seen == BOTH {
+            // Release pairs with the Acquire in `advance_past`.
+            self.completed.store(completed + 1, Ordering::Release);
+        } else if turn.seen != 0 {
+            let now = self.front.now.load(Ordering::Relaxed);
+            self.front.now.store(now & !1 | turn.seen >> 1, Ordering::Relaxed);
         }
-        while let Some(head) = NonNull::new(turn.batch) {
-            // SAFETY: `defer` put the head into the list that became this batch, so its object
-            // still exists. The turn makes this thread the only one that accesses it.
-            let Link { next, run } = unsafe { head.as_ref().0.with_mut(|link| link.read()) };
-            turn.batch = next;
-            if let Some(run) = run {
-                // SAFETY: `defer`'s caller promised that `run` may be called after a grace period.
-                // Both phases were seen without readers since the fence, so the period is over.
-                unsafe { run(head, context) };
-            }
-        }
-        // Release pairs with the Acquire in `grace` and `advance_past`.
-        self.completed.store(completed + 1, Ordering::Release);
-        Ok(!self.deferred.load(Ordering::Relaxed).is_null())
+        Ok(())
     }
 
     /// Returns whether a phase has no readers: its entries minus its exits equal the number in
@@ -440,8 +312,8 @@ impl<C> Rcu<C> {
         lanes.chain(records).fold(0, usize::wrapping_add)
     }
 
-    /// Subtracts the readers of threads that do not exist in a forked child. Deferred objects stay
-    /// deferred. The child must register for fences again before [`Rcu::advance`] can fence.
+    /// Subtracts the readers of threads that do not exist in a forked child. Marks stay valid. The
+    /// child must register for fences again before [`Rcu::advance_past`] can fence.
     ///
     /// # Safety
     /// The caller is the only thread of the child. If a signal handler forked and interrupted a
@@ -469,13 +341,13 @@ fn length<P: Platform>(platform: &P, cpus: usize) -> usize {
     (cpus * (size_of::<Record>() + size_of::<usize>())).next_multiple_of(platform.page_size())
 }
 
-impl<C> Default for Rcu<C> {
+impl Default for Rcu {
     fn default() -> Self {
         Rcu::new()
     }
 }
 
-impl<C> fmt::Debug for Rcu<C> {
+impl fmt::Debug for Rcu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [started, completed] = [&self.started, &self.completed].map(|count| count.load(Ordering::Relaxed));
         f.debug_struct("Rcu").field("started", &started).field("completed", &completed).finish_non_exhaustive()
@@ -483,12 +355,12 @@ impl<C> fmt::Debug for Rcu<C> {
 }
 
 /// An active read section, which ends when the value is dropped.
-pub struct Reading<'r, C = ()> {
-    rcu: &'r Rcu<C>,
+pub struct Reading<'r> {
+    rcu: &'r Rcu,
     now: usize,
 }
 
-impl<C> Drop for Reading<'_, C> {
+impl Drop for Reading<'_> {
     #[inline]
     fn drop(&mut self) {
         // SeqCst for the compiler only, pairs with the Acquire in `sum`: the section's accesses
@@ -501,7 +373,7 @@ impl<C> Drop for Reading<'_, C> {
     }
 }
 
-impl<C> fmt::Debug for Reading<'_, C> {
+impl fmt::Debug for Reading<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Reading")
     }

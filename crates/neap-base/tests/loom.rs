@@ -2,13 +2,15 @@
 //! loom. Empty unless built with `--cfg loom` (`cargo xtask loom`).
 #![cfg(loom)]
 
+mod deferral;
+
+use deferral::Deferral;
 use loom::sync::Arc;
 use loom::thread;
-use neap_base::gate::Gate;
+use neap_base::gate::{Gate, Inside};
 use neap_base::sync::Ordering;
-use neap_base::{CpuLock, Mutex, Rcu, RcuHead};
+use neap_base::{CpuLock, Mutex};
 use neap_testing::virtual_platform::Virtual;
-use std::ptr::NonNull;
 
 #[test]
 fn the_mutex_excludes_and_loses_nothing() {
@@ -136,12 +138,11 @@ fn closed_gate_excludes_threads() {
 type Freed = loom::sync::atomic::AtomicUsize;
 
 struct Object {
-    head: RcuHead<Freed>,
     number: loom::cell::UnsafeCell<usize>,
 }
 
 fn object(number: usize) -> *mut Object {
-    Box::into_raw(Box::new(Object { head: RcuHead::new(), number: loom::cell::UnsafeCell::new(number) }))
+    Box::into_raw(Box::new(Object { number: loom::cell::UnsafeCell::new(number) }))
 }
 
 /// Frees an object and returns its number.
@@ -155,16 +156,15 @@ unsafe fn bury(object: *mut Object) -> usize {
     object.number.with_mut(|number| unsafe { std::mem::replace(&mut *number, usize::MAX) })
 }
 
-unsafe fn free(head: NonNull<RcuHead<Freed>>, freed: &Freed) {
-    // SAFETY: every deferred head is a field of an object that `object` made, and no reader is
-    // left.
-    let number = unsafe { bury(head.byte_sub(std::mem::offset_of!(Object, head)).as_ptr().cast()) };
-    freed.fetch_add(1 << number, Ordering::Relaxed);
-}
+/// A deferred object.
+struct Waiting(*mut Object);
+
+// SAFETY: a deferred object belongs to the thread that takes it out of the list. loom checks that.
+unsafe impl Send for Waiting {}
 
 /// A domain, and a cell that points to an object, at first to number 0.
 struct World {
-    rcu: Rcu<Freed>,
+    deferral: Deferral<Waiting>,
     cell: loom::sync::atomic::AtomicPtr<Object>,
     freed: Freed,
     machine: Virtual,
@@ -172,7 +172,7 @@ struct World {
 
 impl World {
     fn read(&self) {
-        let _reading = self.rcu.enter();
+        let _reading = self.deferral.rcu.enter();
         // Acquire pairs with the AcqRel in `replace`.
         let object = self.cell.load(Ordering::Acquire);
         thread::yield_now();
@@ -187,13 +187,17 @@ impl World {
     }
 
     fn defer(&self, object: *mut Object) {
-        // SAFETY: no new reader finds the object, and only this thread has it; `free` accepts its
-        // head.
-        unsafe { self.rcu.defer(NonNull::new_unchecked(&raw mut (*object).head), free) };
+        self.deferral.defer(Waiting(object));
     }
 
     fn advance(&self) -> bool {
-        self.rcu.advance(&self.machine, &self.freed).unwrap()
+        self.deferral.advance(&self.machine, |object| self.free(object)).unwrap()
+    }
+
+    fn free(&self, Waiting(object): Waiting) {
+        // SAFETY: every deferred object is from `object`, and no reader is left.
+        let number = unsafe { bury(object) };
+        self.freed.fetch_add(1 << number, Ordering::Relaxed);
     }
 
     fn freed(&self) -> usize {
@@ -214,7 +218,8 @@ fn two(one: fn(&World), other: fn(&World), at_the_end: usize) {
     model.preemption_bound = None;
     model.check(move || {
         let cell = loom::sync::atomic::AtomicPtr::new(object(0));
-        let world = Arc::new(World { rcu: Rcu::new(), cell, freed: Freed::new(0), machine: Virtual::new(4096, 1) });
+        let world =
+            Arc::new(World { deferral: Deferral::new(), cell, freed: Freed::new(0), machine: Virtual::new(4096, 1) });
         let thread = {
             let world = world.clone();
             thread::spawn(move || other(&world))
@@ -243,7 +248,7 @@ fn nothing_is_freed_under_a_reader() {
 #[test]
 fn a_reader_of_any_phase_is_waited_for() {
     fn writer(world: &World) {
-        let own = world.rcu.enter();
+        let own = world.deferral.rcu.enter();
         world.replace(1);
         world.advance();
         assert_eq!(world.freed(), 0);
@@ -268,16 +273,18 @@ fn of_what_two_threads_defer_and_free_nothing_is_lost() {
     two(one, other, 0b1001);
 }
 
+/// The other thread makes steps at the same time, but frees nothing.
 #[test]
 fn after_a_grace_period_what_was_deferred_before_is_freed() {
     fn one(world: &World) {
         world.replace(1);
-        world.rcu.grace(&world.machine, &world.freed).unwrap();
+        world.deferral.wait(&world.machine, |object| world.free(object)).unwrap();
         assert_eq!(world.freed() & 1, 1);
     }
     fn other(world: &World) {
         world.defer(object(3));
-        world.advance();
+        let mark = world.deferral.rcu.mark();
+        _ = Inside::assume(|inside| world.deferral.rcu.advance_past(inside, &world.machine, mark));
     }
     two(one, other, 0b1001);
 }

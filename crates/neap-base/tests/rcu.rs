@@ -9,12 +9,14 @@
 //! CPU isolated. `NEAP_RCU_READS` sets the number of sections of each reader.
 #![cfg(not(loom))]
 
+mod deferral;
+
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr::{NonNull, null, null_mut};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use deferral::Deferral;
 use neap_base::platform::{Linux, Platform};
-use neap_base::{Rcu, RcuHead};
 use neap_os::topology::CpuSet;
 use neap_testing::child::in_child;
 use neap_testing::random::{Random, number, seed};
@@ -25,15 +27,19 @@ const WRITERS: u64 = 2;
 const CELLS: usize = 4;
 const POISON: u64 = u64::MAX;
 
-#[repr(C)]
 struct Object {
-    head: RcuHead<World>,
     number: AtomicU64,
 }
 
+/// A deferred object.
+struct Waiting(NonNull<Object>);
+
+// SAFETY: a deferred object belongs to the thread that takes it out of the list.
+unsafe impl Send for Waiting {}
+
 /// Cells that are read, and unused objects.
 struct World {
-    rcu: Rcu<World>,
+    deferral: Deferral<Waiting>,
     cells: [AtomicPtr<Object>; CELLS],
     unused: Mutex<Vec<NonNull<Object>>>,
     /// Objects made, deferred, freed.
@@ -42,30 +48,21 @@ struct World {
     done: AtomicBool,
 }
 
-// SAFETY: an unused object belongs to the thread that takes it out of the mutex. The other fields
-// are atomics and a domain.
+// SAFETY: an unused or deferred object belongs to the thread that takes it out of a mutex. The
+// other fields are atomics and a domain.
 unsafe impl Sync for World {}
-
-unsafe fn free(head: NonNull<RcuHead<World>>, world: &World) {
-    let object = head.cast::<Object>();
-    // SAFETY: the head is the first field of an object, and objects are never deallocated.
-    let was = unsafe { object.as_ref() }.number.swap(POISON, Ordering::Relaxed);
-    assert_ne!(was, POISON, "freed twice");
-    world.counts[2].fetch_add(1, Ordering::Relaxed);
-    world.unused.lock().unwrap().push(object);
-}
 
 impl World {
     fn new(machine: Option<&Linux>) -> World {
         let world = World {
-            rcu: Rcu::new(),
+            deferral: Deferral::new(),
             cells: [const { AtomicPtr::new(core::ptr::null_mut()) }; CELLS],
             unused: Mutex::default(),
             counts: [const { AtomicUsize::new(0) }; 3],
             done: AtomicBool::new(false),
         };
         if let Some(machine) = machine {
-            world.rcu.open(machine).unwrap();
+            world.deferral.rcu.open(machine).unwrap();
         }
         (0..CELLS).for_each(|cell| world.cells[cell].store(world.fresh(0).as_ptr(), Ordering::Relaxed));
         world
@@ -76,7 +73,7 @@ impl World {
         let unused = self.unused.lock().unwrap().pop();
         let object = unused.unwrap_or_else(|| {
             self.counts[0].fetch_add(1, Ordering::Relaxed);
-            NonNull::from(Box::leak(Box::new(Object { head: RcuHead::new(), number: AtomicU64::new(POISON) })))
+            NonNull::from(Box::leak(Box::new(Object { number: AtomicU64::new(POISON) })))
         });
         // SAFETY: objects are never deallocated.
         unsafe { object.as_ref() }.number.store(number, Ordering::Relaxed);
@@ -88,14 +85,28 @@ impl World {
         // AcqRel pairs with itself, and as a Release with the Acquire in `read`.
         let old = self.cells[cell].swap(self.fresh(number).as_ptr(), Ordering::AcqRel);
         self.counts[1].fetch_add(1, Ordering::Relaxed);
-        // SAFETY: this thread alone took the object out of the cell, and `free` accepts an object's
-        // head.
-        unsafe { self.rcu.defer(NonNull::new_unchecked(old).cast(), free) };
+        self.deferral.defer(Waiting(NonNull::new(old).unwrap()));
+    }
+
+    fn free(&self, Waiting(object): Waiting) {
+        // SAFETY: objects are never deallocated.
+        let was = unsafe { object.as_ref() }.number.swap(POISON, Ordering::Relaxed);
+        assert_ne!(was, POISON, "freed twice");
+        self.counts[2].fetch_add(1, Ordering::Relaxed);
+        self.unused.lock().unwrap().push(object);
+    }
+
+    fn advance(&self, machine: &Linux) -> bool {
+        self.deferral.advance(machine, |object| self.free(object)).unwrap()
+    }
+
+    fn wait(&self, machine: &Linux) {
+        self.deferral.wait(machine, |object| self.free(object)).unwrap();
     }
 
     /// Reads a cell's object, runs `meanwhile`, and reads it again.
     fn read(&self, cell: usize, meanwhile: impl FnOnce()) {
-        let _reading = self.rcu.enter();
+        let _reading = self.deferral.rcu.enter();
         // Acquire pairs with the AcqRel in `replace`.
         let object = self.cells[cell].load(Ordering::Acquire);
         // SAFETY: objects are never deallocated.
@@ -172,7 +183,7 @@ fn nothing_is_freed_under_a_reader_and_everything_in_the_end() {
                         world.replace(random.below(CELLS), next);
                         next += 1;
                         match random.below(64) {
-                            0 => world.rcu.grace(machine, world).unwrap(),
+                            0 => world.wait(machine),
                             1..4 => machine.pause(),
                             _ => {}
                         }
@@ -180,11 +191,11 @@ fn nothing_is_freed_under_a_reader_and_everything_in_the_end() {
                 });
             }
             while reading() {
-                world.rcu.advance(machine, world).unwrap();
+                world.advance(machine);
                 machine.pause();
             }
         });
-        world.rcu.grace(&machine, &world).unwrap();
+        world.wait(&machine);
         let [made, deferred, freed] = [0, 1, 2].map(|count| world.counts[count].load(Ordering::Relaxed));
         assert_eq!((freed, made), (deferred, world.unused.lock().unwrap().len() + CELLS));
         assert!(deferred > 100 * CELLS, "{kind}: {deferred} objects were replaced");
@@ -215,7 +226,7 @@ fn rcu_reader_count_in_store_buffer_delays_free() {
         let mut next = 1;
         while !reader.is_finished() {
             world.replace(0, next);
-            world.rcu.advance(machine, world).unwrap();
+            world.advance(machine);
             next += 1;
         }
     });
@@ -240,26 +251,26 @@ fn read_in_a_thread(world: &World, machine: &Linux) {
 }
 
 /// The child of a process with readers everywhere. It waits for its own readers only.
-fn child(world: &World, machine: &Linux, own: neap_base::rcu::Reading<World>) {
+fn child(world: &World, machine: &Linux, own: neap_base::rcu::Reading<'_>) {
     if machine.rseq_offset().is_some() {
         neap_os::fence::register().unwrap();
     }
     // SAFETY: this thread is the only one, and uses no object that it found before.
-    unsafe { world.rcu.forget_others() };
+    unsafe { world.deferral.rcu.forget_others() };
     let all_freed = || world.counts[1].load(Ordering::Relaxed) == world.counts[2].load(Ordering::Relaxed);
-    let mut steps = (0..100).map(|_| world.rcu.advance(machine, world).unwrap());
+    let mut steps = (0..100).map(|_| world.advance(machine));
     assert!(!all_freed() && steps.any(|left| !left) && all_freed(), "what was deferred before the fork is not freed");
-    let reading = world.rcu.enter();
+    let reading = world.deferral.rcu.enter();
     drop(own);
     world.replace(1, 1);
-    assert!((0..100).all(|_| world.rcu.advance(machine, world).unwrap()) && !all_freed());
+    assert!((0..100).all(|_| world.advance(machine)) && !all_freed());
     drop(reading);
-    world.rcu.grace(machine, world).unwrap();
+    world.wait(machine);
     assert!(all_freed());
     // Threads of the child can read, too.
     read_in_a_thread(world, machine);
     world.replace(0, 2);
-    world.rcu.grace(machine, world).unwrap();
+    world.wait(machine);
     assert!(all_freed());
 }
 
@@ -283,17 +294,17 @@ fn rcu_child_forgets_parent_readers_and_frees_deferred() {
             }
             let mut random = Random(seed);
             for number in 1..=50 {
-                let own = world.rcu.enter();
+                let own = world.deferral.rcu.enter();
                 (0..random.below(5) + 1).for_each(|_| world.replace(random.below(CELLS), number));
                 // In the child, the period has not begun, or it has begun and waits for a reader.
                 if random.below(2) == 0 {
-                    world.rcu.advance(machine, world).unwrap();
+                    world.advance(machine);
                 }
-                in_child(|| child(world, machine, world.rcu.enter()));
+                in_child(|| child(world, machine, world.deferral.rcu.enter()));
                 drop(own);
             }
         });
-        world.rcu.grace(&machine, &world).unwrap();
+        world.wait(&machine);
         assert_eq!(world.counts[1].load(Ordering::Relaxed), world.counts[2].load(Ordering::Relaxed));
     }
 }

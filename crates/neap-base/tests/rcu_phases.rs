@@ -1,60 +1,50 @@
 //! Tests of RCU with one or two threads, on simulated machines.
 #![cfg(not(loom))]
 
-use core::ptr::NonNull;
+mod deferral;
+
 use core::sync::atomic::Ordering;
+use deferral::Deferral;
+use neap_base::gate::Inside;
 use neap_base::platform::{Errno, Platform};
-use neap_base::rcu::Run;
-use neap_base::{Rcu, RcuHead};
 use neap_os::topology::{CpuSet, nameable};
 use neap_testing::virtual_platform::{Call, Virtual};
 
-/// Context of functions that free: the domain that they defer to, and the names of freed objects.
-#[derive(Default)]
+/// A domain whose deferred objects are numbers, and the freed ones.
 struct World {
-    rcu: Rcu<World>,
+    deferral: Deferral<u32>,
     graves: std::sync::Mutex<Vec<u32>>,
 }
 
-struct Object {
-    name: u32,
-    head: RcuHead<World>,
-}
+impl core::ops::Deref for World {
+    type Target = Deferral<u32>;
 
-unsafe fn free(head: NonNull<RcuHead<World>>, world: &World) {
-    // SAFETY: every deferred head of these tests is a field of a boxed `Object`.
-    let object = unsafe { Box::from_raw(head.byte_sub(core::mem::offset_of!(Object, head)).cast::<Object>().as_ptr()) };
-    world.graves.lock().unwrap().push(object.name);
-}
-
-/// Frees an object and defers the next.
-unsafe fn free_and_defer(head: NonNull<RcuHead<World>>, world: &World) {
-    // SAFETY: a deferred head of these tests is that of a boxed `Object`, and is freed once.
-    unsafe { free(head, world) };
-    let last = world.graves.lock().unwrap().last().copied().unwrap();
-    world.defer_by(last + 1, free);
+    fn deref(&self) -> &Deferral<u32> {
+        &self.deferral
+    }
 }
 
 impl World {
+    fn new() -> World {
+        World { deferral: Deferral::new(), graves: std::sync::Mutex::default() }
+    }
+
     fn open(machine: &Virtual) -> World {
-        let world = World::default();
+        let world = World::new();
         world.rcu.open(machine).unwrap();
         world
     }
 
-    fn defer_by(&self, name: u32, run: Run<World>) -> bool {
-        let object = Box::into_raw(Box::new(Object { name, head: RcuHead::new() }));
-        // SAFETY: the object was just made, so no other code has it, and `run` accepts an object's
-        // head.
-        unsafe { self.rcu.defer(NonNull::new_unchecked(&raw mut (*object).head), run) }
-    }
-
-    fn defer(&self, name: u32) -> bool {
-        self.defer_by(name, free)
+    fn bury(&self, name: u32) {
+        self.graves.lock().unwrap().push(name);
     }
 
     fn advance(&self, machine: &Virtual) -> Result<bool, Errno> {
-        self.rcu.advance(machine, self)
+        self.deferral.advance(machine, |name| self.bury(name))
+    }
+
+    fn wait(&self, machine: &Virtual) -> Result<(), Errno> {
+        self.deferral.wait(machine, |name| self.bury(name))
     }
 
     /// Names of the objects that were freed since the last call.
@@ -84,7 +74,7 @@ fn what_a_reader_may_have_seen_is_freed_when_it_has_gone() {
         let world = World::open(&machine);
         assert_eq!(world.advance(&machine), Ok(false));
         let [outer, inner] = [world.rcu.enter(), world.rcu.enter()];
-        assert_eq!([world.defer(1), world.defer(2)], [true, false]);
+        [1, 2].into_iter().for_each(|name| world.defer(name));
         drop(outer);
         (0..5).for_each(|_| assert_eq!(world.advance(&machine), Ok(true)));
         assert!(world.freed().is_empty());
@@ -119,7 +109,7 @@ fn rcu_item_deferred_mid_period_waits_for_later_readers() {
         world.defer(1);
         assert_eq!(world.advance(&machine), Ok(true));
         let late = world.rcu.enter();
-        assert!(world.defer(2));
+        world.defer(2);
         drop(early);
         let freed: Vec<_> = (0..4).map(|_| (world.advance(&machine), world.freed())).collect();
         assert!(freed.iter().all(|(left, _)| *left == Ok(true)), "{freed:?}");
@@ -131,34 +121,24 @@ fn rcu_item_deferred_mid_period_waits_for_later_readers() {
 }
 
 #[test]
-fn a_function_that_frees_may_defer_and_advances_nothing() {
-    unsafe fn advancing(head: NonNull<RcuHead<World>>, world: &World) {
-        // SAFETY: a deferred head of these tests is that of a boxed `Object`, and is freed once.
-        unsafe { free_and_defer(head, world) };
-        assert_eq!(world.advance(&Virtual::new(4096, 1)), Ok(true));
-        assert_eq!(world.graves.lock().unwrap().len(), 1);
-    }
+fn a_wait_frees_what_was_deferred_before_and_no_more() {
     for machine in machines() {
         let world = World::open(&machine);
-        world.defer_by(1, advancing);
-        assert_eq!((world.advance(&machine), world.freed()), (Ok(true), Vec::from([1])));
-        assert_eq!((world.advance(&machine), world.freed()), (Ok(false), Vec::from([2])));
-    }
-}
-
-#[test]
-fn a_grace_period_frees_what_was_deferred_before_and_no_more() {
-    for machine in machines() {
-        let world = World::open(&machine);
-        assert_eq!(world.rcu.grace(&machine, &world), Ok(()));
+        assert_eq!(world.wait(&machine), Ok(()));
         // The current period began too early for the objects deferred from here on.
         let reading = world.rcu.enter();
         world.defer(1);
         assert_eq!(world.advance(&machine), Ok(true));
-        world.defer_by(2, free_and_defer);
+        world.defer(2);
         drop(reading);
-        assert_eq!((world.rcu.grace(&machine, &world), world.freed()), (Ok(()), Vec::from([1, 2])));
-        assert_eq!((world.rcu.grace(&machine, &world), world.freed()), (Ok(()), Vec::from([3])));
+        assert_eq!((world.wait(&machine), world.freed()), (Ok(()), Vec::from([1, 2])));
+        // This object comes after the moment that the wait is for.
+        let earlier = world.rcu.mark();
+        world.wait(&machine).unwrap();
+        world.defer(3);
+        let passed = Inside::assume(|inside| world.rcu.advance_past(inside, &machine, earlier));
+        assert_eq!((passed, world.freed()), (Ok(true), Vec::new()));
+        assert_eq!((world.wait(&machine), world.freed()), (Ok(()), Vec::from([3])));
     }
 }
 
@@ -175,7 +155,7 @@ fn a_grace_period_waits_for_readers_on_other_threads() {
                 gone.store(true, Ordering::Relaxed);
             });
             wait.recv().unwrap();
-            assert_eq!(world.rcu.grace(&machine, &world), Ok(()));
+            assert_eq!(world.wait(&machine), Ok(()));
             assert!(gone.load(Ordering::Relaxed));
         });
     }
@@ -193,7 +173,7 @@ fn while_fences_fail_nothing_is_freed() {
     world.defer(1);
     let failed: Vec<_> = (0..2).map(|_| world.advance(&machine).is_err()).collect();
     world.defer(2);
-    assert_eq!((failed, world.rcu.grace(&machine, &world).is_err()), (Vec::from([true, true]), true));
+    assert_eq!((failed, world.wait(&machine).is_err()), (Vec::from([true, true]), true));
     assert!(world.freed().is_empty());
     // A reader that began before the successful fence is waited for.
     let reading = world.rcu.enter();
@@ -217,7 +197,7 @@ fn without_sequences_nothing_is_mapped_or_fenced() {
 #[test]
 #[cfg_attr(miri, ignore = "sequences are assembly")]
 fn rcu_open_during_use_succeeds_or_continues_without_sequences() {
-    let (machine, world) = (with_sequences(), World::default());
+    let (machine, world) = (with_sequences(), World::new());
     machine.fail(Call::Map, 0, 1);
     for opened in [machine.rseq_offset().is_none(), true, true] {
         let reading = world.rcu.enter();

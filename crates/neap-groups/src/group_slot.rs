@@ -102,8 +102,8 @@ impl Groups {
 
     /// Returns whether all readers of a moment have left. Does not wait for them: if some have not
     /// left, the caller calls this again later. Fences CPUs.
-    pub fn has_passed<P: Platform>(&self, _: &Inside<'_>, platform: &P, moment: Mark) -> bool {
+    pub fn has_passed<P: Platform>(&self, inside: &Inside<'_>, platform: &P, moment: Mark) -> bool {
         // If the fence fails, it is unknown whether readers have left.
-        self.rcu.advance_past(platform, &(), moment).unwrap_or(false)
+        self.rcu.advance_past(inside, platform, moment).unwrap_or(false)
     }
 }

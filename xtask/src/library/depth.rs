@@ -121,7 +121,6 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ),
     ("neap_objects::", STOPS),
     ("neap_pages::", STOPS),
-    ("neap_base::rcu::", &["::service_waiters::{{closure}}"]),
     ("core::iter::traits::iterator::Iterator::fold", &[RECORDER]),
     ("neap_reclaim::shrinkers::visit::", OWN_SHRINKERS),
 ];

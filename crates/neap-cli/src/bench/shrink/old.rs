@@ -10,12 +10,16 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, RwLock};
 
-use neap_base::{Linux, Rcu};
+use neap_base::gate::Inside;
+use neap_base::{Linux, Platform, Rcu};
 use neap_reclaim::{Asked, Spec};
 
 use super::stage::group;
 
 const BITS: usize = 64;
+/// Pauses of a wait for walks, before it sleeps for [`SLEEP_NS`] nanoseconds at a time.
+const PAUSES_MAX: u32 = 20;
+const SLEEP_NS: u64 = 50_000;
 
 /// Protection of a shrinker while it is called.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -80,8 +84,14 @@ impl Old {
         let spec = self.table[index].0.swap(core::ptr::null_mut(), Ordering::AcqRel); // Pairs with the Acquire in `visit`.
         drop(writing);
         if self.guarding == Guarding::Srcu {
-            // `grace` fails where the system forbids fences. Then the variant is not compared.
-            let _ = self.readers.grace(linux, &());
+            // The call fails where the system forbids fences. Then the variant is not compared.
+            let mark = self.readers.mark();
+            let advance = |inside: &Inside<'_>| self.readers.advance_past(inside, linux, mark);
+            let mut polls = 0;
+            while Inside::assume(advance) == Ok(false) {
+                polls += 1;
+                if polls < PAUSES_MAX { linux.pause() } else { linux.sleep(SLEEP_NS) }
+            }
         }
         if !spec.is_null() {
             // SAFETY: the box is from `register`. Its entry was cleared, and all readers of it have
