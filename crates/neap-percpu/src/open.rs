@@ -62,17 +62,13 @@ impl<C: Charge> PerCpuData<C> {
         let geometry = Geometry::new(shape, platform.page_size(), groups, columns).ok_or(Errno::INVAL)?;
 
         let length = groups.checked_mul(geometry.group_span()).ok_or(Errno::NOMEM)?;
-        let memory = Range { start: platform.reserve(length + geometry.page)?, length: length + geometry.page };
-        let base = memory.start.next_multiple_of(geometry.page);
+        let memory = Reserved::new(platform, length + geometry.page)?;
+        let base = memory.range.start.next_multiple_of(geometry.page);
         let parts = Parts::new(&geometry, platform.page_size());
         let page = platform.page_size();
-        let tables_length = Tables::at(0, &geometry, &parts, page).end + page;
-        let reserved = platform.reserve(tables_length).inspect_err(|_| {
-            // SAFETY: `reserve` returned the memory just now, and no other code knows it.
-            unsafe { platform.unmap(memory.start, memory.length) };
-        })?;
+        let reserved = Reserved::new(platform, Tables::at(0, &geometry, &parts, page).end + page)?;
         // A simulated machine's pages may be larger than the alignment of its reservations.
-        let first = reserved.next_multiple_of(page);
+        let first = reserved.range.start.next_multiple_of(page);
         let tables = Tables::at(first, &geometry, &parts, page);
         // SAFETY: each table has its own aligned piece of new zeroes, of the length that it needs.
         // All-zero memory is a valid row and a valid record.
@@ -85,7 +81,7 @@ impl<C: Charge> PerCpuData<C> {
         let fenced = if any_isolated { tables.fenced } else { tables.offsets };
         let data = PerCpuData {
             geometry,
-            mappings: [memory, Range { start: reserved, length: tables_length }],
+            mappings: [memory.range, reserved.range],
             base,
             tables: Tables { fenced, ..tables },
             state: Mutex::new(State::new(chunks, rows)),
@@ -94,35 +90,35 @@ impl<C: Charge> PerCpuData<C> {
             charge,
         };
         // SAFETY: the range lies in the tables' reservation.
-        let opened = unsafe { platform.open(first, data.tables.chunks - first) }.map_err(Refused::Memory);
-        let opened = opened.and_then(|()| {
-            // A huge page would give memory to pages that do not count as populated.
-            let _ = platform.huge_pages(base, length, HugePages::Forbidden);
-            let (span, mut columns_used) = (data.geometry.group_span(), [0; MAX_NODES]);
-            for cpu in 0..shape.cpus {
-                let node = node_of(cpu).min(MAX_NODES - 1);
-                let (group, column) = if cpu_major { (cpu, 0) } else { (group_of[node], columns_used[node]) };
-                columns_used[node] += 1;
-                if platform.nodes() > 1 && column == 0 {
-                    // The binding is only a preference: memory of another node is better than none.
-                    let _ = platform.bind(base + group * span, span, node);
-                }
-                // SAFETY: the tables have an entry for every CPU, and no other thread has the
-                // instance yet.
-                unsafe {
-                    data.tables.offsets.add(cpu).write(group * span);
-                    data.tables.fenced.add(cpu).write(if is_isolated(cpu) { usize::MAX } else { group * span });
-                    data.tables.columns.add(cpu).write(column);
-                }
+        unsafe { platform.open(first, data.tables.chunks - first) }?;
+        // A huge page would give memory to pages that do not count as populated.
+        let _ = platform.huge_pages(base, length, HugePages::Forbidden);
+        let (span, mut columns_used) = (data.geometry.group_span(), [0; MAX_NODES]);
+        for cpu in 0..shape.cpus {
+            let node = node_of(cpu).min(MAX_NODES - 1);
+            let (group, column) = if cpu_major { (cpu, 0) } else { (group_of[node], columns_used[node]) };
+            columns_used[node] += 1;
+            if platform.nodes() > 1 && column == 0 {
+                // The binding is only a preference: memory of another node is better than none.
+                let _ = platform.bind(base + group * span, span, node);
             }
-            data.open_owner(platform)
-        });
-        if opened == Ok(Owner::NONE) {
-            return Ok(data);
+            // SAFETY: the tables have an entry for every CPU, and no other thread has the instance
+            // yet.
+            unsafe {
+                data.tables.offsets.add(cpu).write(group * span);
+                data.tables.fenced.add(cpu).write(if is_isolated(cpu) { usize::MAX } else { group * span });
+                data.tables.columns.add(cpu).write(column);
+            }
         }
-        // SAFETY: no other thread has the instance.
-        unsafe { data.close(platform) };
-        Err(if let Err(Refused::Memory(error)) = opened { error } else { Errno::NOMEM })
+        match data.open_owner(platform) {
+            Ok(Owner::NONE) => {
+                memory.keep();
+                reserved.keep();
+                Ok(data)
+            }
+            Err(Refused::Memory(error)) => Err(error),
+            _ => Err(Errno::NOMEM),
+        }
     }
 
     /// Unmaps all memory and tables.
@@ -240,6 +236,31 @@ impl<C: Charge> PerCpuData<C> {
         // the turn.
         unsafe { self.state.lock().rows.owners.open(end) };
         Ok(())
+    }
+}
+
+/// Reserved address space, which is unmapped when this is dropped, unless it is kept.
+struct Reserved<'p, P: Platform> {
+    platform: &'p P,
+    range: Range,
+}
+
+impl<'p, P: Platform> Reserved<'p, P> {
+    fn new(platform: &'p P, length: usize) -> Result<Reserved<'p, P>, Errno> {
+        Ok(Reserved { platform, range: Range { start: platform.reserve(length)?, length } })
+    }
+
+    /// Leaves the range reserved.
+    fn keep(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl<P: Platform> Drop for Reserved<'_, P> {
+    fn drop(&mut self) {
+        // SAFETY: `new` reserved the range. It is dropped before the instance was handed out, so no
+        // other code uses it.
+        unsafe { self.platform.unmap(self.range.start, self.range.length) };
     }
 }
 
