@@ -258,6 +258,7 @@ impl Stocks {
     pub(crate) fn each(&self, mut each: impl FnMut(Payer, u64)) {
         for word in (0..self.cpus).flat_map(|cpu| self.line(cpu)) {
             let (payer, bytes) = parts(word.load(Ordering::Relaxed));
+            debug_assert!(bytes <= CAP);
             if bytes > 0 {
                 each(payer, bytes);
             }

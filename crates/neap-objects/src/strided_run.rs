@@ -104,6 +104,7 @@ impl Packed {
 
     /// Removes the last object. There is at least one.
     pub fn without_last(self) -> Packed {
+        debug_assert!(self.length() > 0, "the last object of an empty strided run");
         Packed(self.0.wrapping_sub((self.signed_length().signum() as u64) << ADDRESS))
     }
 }

@@ -338,6 +338,8 @@ impl Buddy {
             self.backed_free -= backed;
             self.backed_low = self.backed_low.min(self.backed_free);
         }
+        debug_assert!(size == order && pfn.0.is_multiple_of(order.pages()), "a block lies at a multiple of its size");
+        debug_assert!(backed <= order.pages());
         FoundBlock { pfn, order, class: class_of(backed, order.pages()) }
     }
 

@@ -397,7 +397,9 @@ impl<T: Policy> PageLists<T> {
     #[cold]
     fn missing(&self, list: &mut PageList<T>, order: Order) -> Missing {
         let now = list.now();
-        Missing::Blocks(list.policy.refill(now, order.0, &self.supply(&self.limits.now())))
+        let blocks = list.policy.refill(now, order.0, &self.supply(&self.limits.now()));
+        debug_assert!(blocks > 0, "the caller uses one of them");
+        Missing::Blocks(blocks)
     }
 
     /// Puts a block into this CPU's list. Returns a surplus chain for the zone, which counts as

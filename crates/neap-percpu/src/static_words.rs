@@ -49,6 +49,7 @@ impl PerCpuWords {
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
     pub fn new<H: Host>(host: &H, owner: Owner, count: usize, wait: Wait) -> Result<PerCpuWords, Refused> {
+        debug_assert!(count >= PerCpuWords::FIRST, "the first words belong to the count");
         let handle = host.allocate(owner, count * size_of::<i64>(), size_of::<i64>(), wait)?;
         let [all, fenced] = [OffsetsOf::AllCpus, OffsetsOf::FencedCpus].map(|of| host.data().offsets(handle, of));
         Ok(PerCpuWords {

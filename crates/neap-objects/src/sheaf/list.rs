@@ -81,6 +81,13 @@ impl SheafList {
         self.length += 1;
         self.bound += u32::from(sheaf.is_bound());
         self.objects += sheaf.length() as u64;
+        debug_assert!(self.has_sound_counts());
+    }
+
+    /// Whether the counts can be those of one list.
+    fn has_sound_counts(&self) -> bool {
+        let has_none = self.objects == 0 && self.chains.iter().all(|chain| chain.is_null());
+        self.bound <= self.length && self.shortest <= self.length && (self.length > 0 || has_none)
     }
 
     /// Takes a sheaf. Successive calls take from different chains.
@@ -116,6 +123,7 @@ impl SheafList {
         let sheaf = Sheaf(head);
         self.bound -= u32::from(sheaf.is_bound());
         self.objects -= sheaf.length() as u64;
+        debug_assert!(self.has_sound_counts());
         sheaf
     }
 

@@ -65,6 +65,7 @@ pub unsafe fn push_strided_run(
     step: isize,
     count: usize,
 ) -> SequenceResult {
+    debug_assert!(count > 0 && !value.is_null());
     // SAFETY: the caller meets the requirements above, which are also those of
     // `stacks::push_strided_run`.
     unsafe { stacks::push_strided_run(table, place, value, step, count) }

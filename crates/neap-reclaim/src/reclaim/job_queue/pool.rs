@@ -75,6 +75,7 @@ impl Pool {
         }
         self.working += 1;
         self.last += 1;
+        debug_assert!(self.has_sound_counts());
         Some(self.last)
     }
 
@@ -88,6 +89,12 @@ impl Pool {
     pub(super) fn write_off(&mut self) {
         self.working -= 1;
         self.lost += 1;
+        debug_assert!(self.has_sound_counts());
+    }
+
+    /// Whether there are at most as many reclaimers as this process has given numbers to.
+    fn has_sound_counts(&self) -> bool {
+        self.working + self.lost <= self.last - self.parents
     }
 
     /// Subtracts a reclaimer that returned from a callback before the watcher wrote it off.
