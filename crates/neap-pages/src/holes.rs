@@ -18,8 +18,7 @@ use crate::pages::Pages;
 use crate::policy::Policy;
 use crate::purge::{Effort, ReleasePass, Report};
 use crate::trim::TURN_POLLS_MAX;
-use crate::zone::wait;
-use core::sync::atomic::Ordering::Relaxed;
+use crate::zone::{add, wait};
 use neap_base::platform::Handover;
 use neap_base::platform::memory::Range;
 use neap_base::{Order, Pfn, Platform};
@@ -68,16 +67,17 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             return 0;
         }
         inner.holes -= pages as i32;
-        self.zone.count_growth(pages.into());
-        self.refilled.fetch_add(pages.into(), Relaxed);
+        self.zone.count_growth(&inner, pages.into());
+        self.zone.change_totals(&inner, |totals| add(&totals.refilled, pages.into()));
         pages
     }
 
     /// Uncharges pages that [`Pages::charge_holes`] charged and that were not filled.
     pub fn uncharge_holes(&self, pages: u32) {
         if pages > 0 {
-            self.zone.lock().holes += pages as i32;
-            self.refilled.fetch_sub(pages.into(), Relaxed);
+            let mut inner = self.zone.lock();
+            inner.holes += pages as i32;
+            self.zone.change_totals(&inner, |totals| add(&totals.refilled, u64::from(pages).wrapping_neg()));
         }
     }
 

@@ -118,8 +118,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let budget = arena.budget().map_or(UNLIMITED, |pages| if node == 0 { pages } else { 0 });
         let zone = Zone::new(buddy, node, budget, limits.all_fixed(), page_shift, shape.huge);
         grown.into_iter().for_each(|grown| zone.add(grown));
-        let (misses, refilled, needs) = (AtomicU64::new(0), AtomicU64::new(0), Needs::default());
-        Pages { arena, node, zone, lists, release, misses, refilled, needs, own, platform: PhantomData }
+        let (misses, needs) = (AtomicU64::new(0), Needs::default());
+        Pages { arena, node, zone, lists, release, misses, needs, own, platform: PhantomData }
     }
 
     /// Calls `each` with the mappings of this node; those of the arena belong to the first node.

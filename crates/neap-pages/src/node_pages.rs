@@ -490,9 +490,13 @@ impl<P: Platform> NodePages<P> {
     /// The conditions of [`Cells::attach`](neap_base::live::Cells::attach) hold, with a cell for
     /// each node.
     pub unsafe fn attach_live(&self, link: &Link<ZoneCell>) {
-        // SAFETY: a zone passes only its node to `Cells::get`, and the caller promises the
-        // conditions of `Cells::attach`, with a cell for each node.
-        self.all().for_each(|pages| unsafe { pages.zone.lock().live.attach(link) });
+        for pages in self.all() {
+            let inner = pages.zone.lock();
+            // SAFETY: a zone passes only its node to `Cells::get`, and the caller promises the
+            // conditions of `Cells::attach`, with a cell for each node.
+            unsafe { inner.live.attach(link) };
+            pages.zone.change_totals(&inner, |_| ());
+        }
     }
 
     /// Stores the counts of every node into the node's cell now. Skips a node whose lock this

@@ -46,8 +46,6 @@ pub struct Pages<P: Platform, T = Adaptive> {
     pub(crate) release: Release,
     /// Number of blocks and runs that threads requested here and that another node supplied.
     pub(crate) misses: AtomicU64,
-    /// Number of pages of holes that were filled again.
-    pub(crate) refilled: AtomicU64,
     pub(crate) needs: Needs,
     pub(crate) own: Own,
     pub(crate) platform: PhantomData<fn(&P)>,
@@ -392,7 +390,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             if inner.buddy.resize_run(pfn, old, new) {
                 let resident = inner.resident();
                 if new > old {
-                    self.zone.count_growth(resident.wrapping_sub(before).into());
+                    self.zone.count_growth(&inner, resident.wrapping_sub(before).into());
                     self.zone.note_beyond(&inner);
                 }
                 drop(inner);
@@ -450,7 +448,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Pages taken from the system so far. Pages that were released and taken again count again.
     pub fn grown(&self) -> u64 {
-        self.zone.grown()
+        self.zone.totals().grown.load(Relaxed)
     }
 
     /// Resident pages, used and free.
@@ -492,7 +490,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// thread runs.
     pub fn statistics(&self) -> Statistics {
         let listed = self.listed();
-        let used = self.lists.used();
+        let (used, totals) = (self.lists.used(), self.zone.totals());
         let (first, unused) = (self.lists.first_sizes(), (self.lists.cpus() - used.count()) as u32);
         // A list that was never used counts with the size of a new one.
         let start = if unused > 0 { (unused * first.high, first.high, first.batch) } else { (0, 0, 0) };
@@ -513,11 +511,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             travelling: inner.releasing + self.zone.draining(),
             budget: self.arena.budget(),
             watermarks: self.lists.limits.now().watermarks,
-            released: self.release.released.load(Relaxed),
-            punched: self.release.punched.load(Relaxed),
-            refilled: self.refilled.load(Relaxed),
-            release_calls: self.release.calls.load(Relaxed),
-            release_failures: self.release.failures.load(Relaxed),
+            released: totals.released.load(Relaxed),
+            punched: totals.punched.load(Relaxed),
+            refilled: totals.refilled.load(Relaxed),
+            release_calls: totals.calls.load(Relaxed),
+            release_failures: totals.failures.load(Relaxed),
             populated: inner.population.pages,
             zone_locks: inner.locks,
             list_busy: self.lists.busy.load(Relaxed),

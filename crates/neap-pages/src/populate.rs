@@ -304,7 +304,7 @@ impl Zone {
         }
         // Even after a refusal, a part of the block may have memory now.
         inner.attach_huge(pfn, Memory::All);
-        self.count_growth(HUGE.pages().into());
+        self.count_growth(&inner, HUGE.pages().into());
         self.end_step(inner);
     }
 
@@ -327,7 +327,7 @@ impl Zone {
         }
         // Even after a refusal, a part of the block may have memory now.
         inner.attach_populated(pfn, size, Memory::All);
-        self.count_growth(size.pages().into());
+        self.count_growth(&inner, size.pages().into());
         self.end_step(inner);
     }
 

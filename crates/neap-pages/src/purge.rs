@@ -26,8 +26,8 @@ use crate::units::CHUNK;
 use crate::shape::MARKED;
 use crate::tables::{FRAMES, OWN_TABLES};
 use crate::units::HUGE_BYTES;
-use crate::zone::Zone;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::zone::{Zone, add};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use neap_base::platform::memory::{Range, SCATTERED_RANGES};
 use neap_base::{Order, Pfn, Platform};
 
@@ -85,11 +85,6 @@ pub(crate) struct Release {
     idle_after_refusal: AtomicU32,
     /// Number of further runs that release blocks one by one.
     singly: AtomicU32,
-    pub(crate) released: AtomicU64,
-    /// Number of released pages that were handed out.
-    pub(crate) punched: AtomicU64,
-    pub(crate) calls: AtomicU64,
-    pub(crate) failures: AtomicU64,
 }
 
 // SAFETY: only the thread that has the turn uses the pointer, and its memory belongs to this value.
@@ -121,10 +116,6 @@ impl Release {
             idle: AtomicU32::new(0),
             idle_after_refusal: AtomicU32::new(0),
             singly: AtomicU32::new(0),
-            released: AtomicU64::new(0),
-            punched: AtomicU64::new(0),
-            calls: AtomicU64::new(0),
-            failures: AtomicU64::new(0),
         }
     }
 
@@ -213,8 +204,10 @@ impl<P: Platform> ReleasePass<'_, P> {
             let bytes: usize = self.ranges[..done].iter().map(|range| range.length).sum();
             let pages = (bytes >> self.arena.page_shift()) as u32;
             // Counted before `settle`: after it, another thread may find the holes and fill them.
-            self.zone.lock().holes += pages as i32;
-            self.release.punched.fetch_add(pages.into(), Ordering::Relaxed);
+            let mut inner = self.zone.lock();
+            inner.holes += pages as i32;
+            self.zone.change_totals(&inner, |totals| add(&totals.punched, pages.into()));
+            drop(inner);
             report.released += pages;
             settle(&self.ranges[..count], done);
             if done < count {
@@ -227,9 +220,11 @@ impl<P: Platform> ReleasePass<'_, P> {
     /// Adds a run to the statistics, and decides when to try again after a refusal.
     fn conclude(&self, report: &Report) -> bool {
         let release = self.release;
-        release.released.fetch_add(report.released.into(), Ordering::Relaxed);
-        release.calls.fetch_add(report.calls.into(), Ordering::Relaxed);
-        release.failures.fetch_add(report.failed.into(), Ordering::Relaxed);
+        self.zone.change_totals(&self.zone.lock(), |totals| {
+            add(&totals.released, report.released.into());
+            add(&totals.calls, report.calls.into());
+            add(&totals.failures, report.failed.into());
+        });
         // If everything was refused, try less and less often. Otherwise start anew.
         let refused = report.failed > 0 && report.released == 0;
         let idle_after_refusal = release.idle_after_refusal.load(Ordering::Relaxed);

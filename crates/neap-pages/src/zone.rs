@@ -15,7 +15,7 @@
 use crate::arena::{Arena, Grown};
 use crate::block_batch::Chain;
 use crate::buddy::Buddy;
-use crate::live::{ZoneCell, ZoneCounts};
+use crate::live::{ZoneCell, ZoneCounts, ZoneTotals};
 use crate::populate::Population;
 use crate::shape::EarlyTables;
 use crate::units::{Block, Exhausted, LISTED_ORDERS, UNLIMITED};
@@ -121,7 +121,8 @@ impl Inner {
         if let Some(cell) = self.live.get(self.node) {
             let Buddy { free, managed, backed_free, .. } = self.buddy;
             let holes = self.holes.max(0) as u32;
-            cell.store(ZoneCounts { free, releasing: self.releasing, managed, backed_free, holes });
+            let (releasing, populated) = (self.releasing, self.population.pages);
+            cell.store(ZoneCounts { free, releasing, managed, backed_free, holes, populated });
         }
     }
 
@@ -177,6 +178,11 @@ impl Wanted {
     }
 }
 
+/// Adds to a count that only holders of a zone's lock change.
+pub(crate) fn add(count: &AtomicU64, more: u64) {
+    count.store(count.load(Relaxed).wrapping_add(more), Relaxed);
+}
+
 #[derive(Debug)]
 pub(crate) struct Zone {
     inner: Mutex<Inner>,
@@ -187,8 +193,8 @@ pub(crate) struct Zone {
     draining: AtomicU32,
     /// Resident pages beyond the budget when pages were last taken.
     beyond: AtomicU32,
-    /// Pages taken from the system so far; written under the lock.
-    grown: AtomicU64,
+    /// Counts since the start; written under the lock.
+    totals: ZoneTotals,
     /// Number of times that the lock was found held.
     waits: AtomicU32,
     #[cfg(feature = "lab")]
@@ -217,7 +223,7 @@ impl Zone {
             node,
             draining: AtomicU32::new(0),
             beyond: AtomicU32::new(0),
-            grown: AtomicU64::new(0),
+            totals: ZoneTotals::default(),
             waits: AtomicU32::new(0),
             #[cfg(feature = "lab")]
             meter: crate::meter::Meter::default(),
@@ -244,7 +250,9 @@ impl Zone {
     pub(crate) unsafe fn store_live(&self) {
         // SAFETY: no other thread takes the mutex (the caller's promise), and this thread does not
         // take it while it stores the counters.
-        unsafe { self.inner.peek() }.inspect(|inner| inner.store_live());
+        let Some(inner) = (unsafe { self.inner.peek() }) else { return };
+        inner.store_live();
+        self.change_totals(inner, |_| ());
     }
 
     #[cold]
@@ -295,7 +303,7 @@ impl Zone {
             }
             let (room, before) = (inner.room(), inner.resident());
             if fits && let Some(taken) = take(&mut inner.buddy, room) {
-                self.count_growth(inner.resident().wrapping_sub(before).into());
+                self.count_growth(&inner, inner.resident().wrapping_sub(before).into());
                 self.note_beyond(&inner);
                 return Ok(taken);
             }
@@ -347,7 +355,7 @@ impl Zone {
         }
         let before = inner.resident();
         let block = take(&mut inner.buddy)?;
-        self.count_growth(inner.resident().wrapping_sub(before).into());
+        self.count_growth(&inner, inner.resident().wrapping_sub(before).into());
         // If a part of the block has no memory, that part takes memory from the system.
         self.note_beyond(&inner);
         Some(block)
@@ -375,15 +383,22 @@ impl Zone {
         }
     }
 
-    /// Pages taken from the system so far. It never decreases.
-    pub(crate) fn grown(&self) -> u64 {
-        self.grown.load(Relaxed)
+    /// Counts since the start. Pages taken from the system never decrease.
+    pub(crate) fn totals(&self) -> &ZoneTotals {
+        &self.totals
     }
 
-    /// Counts pages taken from the system. The caller holds the lock, so no addition is lost.
-    pub(crate) fn count_growth(&self, pages: u64) {
+    /// Has `change` change counts since the start, and stores them for other processes. `inner`
+    /// stands for the lock, which the caller holds, so no change is lost.
+    pub(crate) fn change_totals(&self, inner: &Inner, change: impl FnOnce(&ZoneTotals)) {
+        change(&self.totals);
+        inner.live.get(self.node).inspect(|cell| cell.store_totals(&self.totals));
+    }
+
+    /// Counts pages taken from the system. `inner` is that of the lock, which the caller holds.
+    pub(crate) fn count_growth(&self, inner: &Inner, pages: u64) {
         if pages > 0 {
-            self.grown.store(self.grown.load(Relaxed) + pages, Relaxed);
+            self.change_totals(inner, |totals| add(&totals.grown, pages));
         }
     }
 

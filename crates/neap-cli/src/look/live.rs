@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 pub(crate) const HEAD: usize = 128;
 const HEAD_LENGTH: usize = 64;
 /// Bytes of a zone's counts, of a class's shape, and of a class's counts on a node.
-const ZONE: usize = 64;
+const ZONE: usize = 128;
 const SHAPE: usize = 16;
 const CLASS: usize = 32;
 /// Most nodes and classes of a page. A page with more is damaged.
@@ -81,7 +81,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap_or_default())
 }
 
-/// Page counts of a node.
+/// Counts of a node: pages, and pages and calls since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct NodeCounts {
     free: u64,
@@ -89,6 +89,13 @@ struct NodeCounts {
     managed: u64,
     backed_free: u64,
     holes: u64,
+    populated: u64,
+    grown: u64,
+    released: u64,
+    calls: u64,
+    failures: u64,
+    punched: u64,
+    refilled: u64,
 }
 
 impl NodeCounts {
@@ -188,7 +195,22 @@ impl Live {
             // Counts that change together share a word, the first in its low half.
             let pair = |at: usize| (u64_at(bytes, at) & u64::from(u32::MAX), u64_at(bytes, at) >> 32);
             let ((free, releasing), (managed, backed_free)) = (pair(at), pair(at + 8));
-            NodeCounts { free, releasing, managed, backed_free, holes: pair(at + 16).0 }
+            let [populated, grown, released, calls, failures, punched, refilled] =
+                core::array::from_fn(|word| u64_at(bytes, at + 24 + 8 * word));
+            NodeCounts {
+                free,
+                releasing,
+                managed,
+                backed_free,
+                holes: pair(at + 16).0,
+                populated,
+                grown,
+                released,
+                calls,
+                failures,
+                punched,
+                refilled,
+            }
         };
         let class = |class: usize| {
             let at = layout.shapes_at() + class * SHAPE;
@@ -269,9 +291,26 @@ impl Live {
                 "managed": self.zones(|zone| zone.managed), "free": self.zones(|zone| zone.free),
                 "backed_free": self.zones(|zone| zone.backed_free), "used": self.zones(NodeCounts::used),
                 "listed": sums.listed_pages, "releasing": self.zones(|zone| zone.releasing), "budget": budget,
+                "populated": self.zones(|zone| zone.populated),
             }),
         );
-        put(object, "holes", json!({"pages": holes}));
+        put(
+            object,
+            "holes",
+            json!({
+                "pages": holes, "released": self.zones(|zone| zone.punched),
+                "refilled": self.zones(|zone| zone.refilled),
+            }),
+        );
+        put(
+            object,
+            "released",
+            json!({
+                "pages": self.zones(|zone| zone.released), "calls": self.zones(|zone| zone.calls),
+                "failures": self.zones(|zone| zone.failures),
+            }),
+        );
+        put(object, "reuse", json!({"grown": self.zones(|zone| zone.grown)}));
         let nodes = list(object, "nodes");
         for (node, zone) in self.zones.iter().enumerate() {
             let counts = json!({
@@ -339,10 +378,12 @@ pub(crate) mod tests {
         };
         // Bytes of runs and on stacks, the limit, refused allocations, and objects of shrinkers.
         long(&mut words, &[40 * 4096, 10 * 64, 1 << 30, 138, 21, 0]);
-        // Free, releasing, managed, free with memory, holes.
-        for zone in [[900, 4, 1000, 70, 1], [950, 0, 1000, 30, 0]] {
+        // Free, releasing, managed, free with memory, holes. Then the counts since the start.
+        for (zone, first) in [([900, 4, 1000, 70, 1], 100), ([950, 0, 1000, 30, 0], 1000)] {
             words.extend(zone);
-            words.extend([0; 11]);
+            words.push(0);
+            long(&mut words, &core::array::from_fn::<u64, 7, _>(|count| first + count as u64));
+            words.extend([0; 12]);
         }
         for shape in [[0, 0, 0, 0], [64, 512, 8, 0], [1024, 128, 32, 0]] {
             words.extend(shape);
@@ -412,6 +453,10 @@ pub(crate) mod tests {
         assert_eq!((&classes[0]["in_slots"], &classes[0]["slabs"]), (&10.into(), &3.into()));
         assert_eq!((&object["pages"]["budget"], &object["holes"]["pages"]), (&(1 << 18).into(), &1.into()));
         assert_eq!([&object["refused"], &object["shrunk"]], [138, 21]);
+        assert_eq!([&object["pages"]["populated"], &object["reuse"]["grown"]], [1100, 1102]);
+        let released = ["pages", "calls", "failures"].map(|key| &object["released"][key]);
+        assert_eq!(released, [1104, 1106, 1108]);
+        assert_eq!([&object["holes"]["released"], &object["holes"]["refilled"]], [1110, 1112]);
         // Without a text, the live counters are all there is.
         let mut empty = Map::new();
         live.put_into(&mut empty);

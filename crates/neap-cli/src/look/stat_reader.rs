@@ -408,7 +408,7 @@ impl PageMapping {
 }
 
 const MAGIC: &[u8] = b"neapstat";
-const FORMAT: u32 = 7;
+const FORMAT: u32 = 8;
 const HEADER: usize = 32;
 /// Offset and length of requests and answers in the page. The live counters follow them.
 pub(crate) const CHANNEL: usize = HEADER;
@@ -575,12 +575,12 @@ pub(crate) mod tests {
         let mut other = bytes(2, "{}");
         other[0] = b'x';
         let mut newer = bytes(2, "{}");
-        newer[8] = 8;
+        newer[8] = 9;
         let mut long = bytes(2, "{}");
         long[23] = 1;
         let cases = [
             (other, "not a page"),
-            (newer, "format 8"),
+            (newer, "format 9"),
             (long, "damaged"),
             (bytes(2, "[]"), "is not a JSON object"),
             (bytes(2, "7"), "is not a JSON object"),

@@ -22,7 +22,7 @@ pub(crate) const MOST: i64 = 64 << 20;
 pub(crate) const CHANNEL: u64 = 32;
 pub(crate) const HEAD: u64 = 128;
 /// Behind the head, a node's counters and a class's.
-pub(crate) const TEXT: u64 = HEAD + 64 + 64 + 32 + 32;
+pub(crate) const TEXT: u64 = HEAD + 64 + 128 + 32 + 32;
 pub(crate) const REPORT: u64 = 256 << 10;
 pub(crate) const LENGTH: u64 = 320 << 10;
 pub(crate) const WORDS: usize = 8192;
@@ -51,7 +51,7 @@ impl Page {
         let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
         assert_eq!(sealed, 0);
         let mut head = b"neapstat".to_vec();
-        for word in [7, 2, std::process::id(), text.len() as u32] {
+        for word in [8, 2, std::process::id(), text.len() as u32] {
             head.extend(word.to_ne_bytes());
         }
         file.write_all_at(&head, 0).unwrap();

@@ -2,11 +2,12 @@
 //! counters where it changes their values.
 //!
 //! # Design
-//! A zone stores its counts whenever its lock is released, and a class cache likewise
-//! ([`ZoneCell`], [`ClassCell`]). Runs are counted where they are allocated and freed, and refusals
-//! and objects of shrinkers where an allocation is refused and a callback has ended. So the numbers
-//! need neither a tick nor a thread, and a stopped process has them too. The fast path stores
-//! nothing, so objects on the stacks of CPUs count as the last tick found them.
+//! A zone stores its page counts whenever its lock is released, and a class cache likewise
+//! ([`ZoneCell`], [`ClassCell`]). A zone stores its counts since the start where they change. Runs
+//! are counted where they are allocated and freed, and refusals and objects of shrinkers where an
+//! allocation is refused and a callback has ended. So the numbers need neither a tick nor a thread,
+//! and a stopped process has them too. The fast path stores nothing, so objects on the stacks of
+//! CPUs count as the last tick found them.
 //!
 //! Pages in the lists of CPUs are not counted. A reader computes their number: the pages that zones
 //! have handed out, minus those of slabs and runs.
