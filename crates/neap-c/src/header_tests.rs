@@ -7,7 +7,7 @@ use crate::counter::Counter;
 use crate::error::Error;
 use crate::event::Listens;
 use crate::group::{GroupCount, GroupInfo, Inside};
-use crate::headroom::{LEVELS, Room};
+use crate::headroom::Room;
 use crate::histogram::Histogram;
 use crate::instance::{ALL, Drained, Stats, Usage};
 use crate::list::{List, VERDICTS, Walked};
@@ -87,7 +87,7 @@ fn constants_and_layouts_are_those_of_the_library() {
         same(&format!("NEAP_EVENT_{}", event.name().to_uppercase()), event as i128);
     }
     same("NEAP_EVENT_GONE", crate::event::GONE.into());
-    for (number, level) in LEVELS.iter().enumerate() {
+    for (number, level) in Pressure::ALL.iter().enumerate() {
         same(&format!("NEAP_PRESSURE_{}", level.name().to_uppercase()), number as i128);
     }
     // The header's object may be larger than the library's: room for later versions.

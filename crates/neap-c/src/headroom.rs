@@ -17,10 +17,6 @@ pub(crate) struct Room {
     pub(crate) reserved: u32,
 }
 
-/// All levels, by their number in `enum neap_pressure`.
-pub(crate) const LEVELS: [Pressure; 6] =
-    [Pressure::Roomy, Pressure::Steady, Pressure::Low, Pressure::Medium, Pressure::Critical, Pressure::Imminent];
-
 impl From<Option<Headroom>> for Room {
     fn from(found: Option<Headroom>) -> Room {
         let level = found.map_or(Pressure::Roomy, |found| found.pressure);
@@ -29,7 +25,7 @@ impl From<Option<Headroom>> for Room {
             used_bytes: found.map_or(0, |found| found.used),
             wall_ms: found.and_then(|found| found.ms_to_wall).unwrap_or(u64::MAX),
             limit_changes: found.map_or(0, |found| found.limit_changes),
-            pressure: LEVELS.iter().position(|&known| known == level).unwrap_or(0) as u32,
+            pressure: Pressure::ALL.iter().position(|&known| known == level).unwrap_or(0) as u32,
             reserved: 0,
         }
     }
@@ -59,14 +55,21 @@ mod tests {
     use crate::group::GroupInfo;
     use crate::tests::zeroed;
     use core::mem::MaybeUninit;
+    use neap::LimitedBy;
     use neap::groups::{Event, Group};
 
     #[test]
     fn an_unseen_limit_is_roomy_and_zero() {
         let room = Room::from(None);
         assert_eq!((room.limit_bytes, room.used_bytes, room.wall_ms, room.pressure), (0, 0, u64::MAX, 0));
-        let found =
-            Headroom { pressure: Pressure::Critical, limit: 100, used: 95, ms_to_wall: Some(7), limit_changes: 2 };
+        let found = Headroom {
+            pressure: Pressure::Critical,
+            limited_by: LimitedBy::Group,
+            limit: 100,
+            used: 95,
+            ms_to_wall: Some(7),
+            limit_changes: 2,
+        };
         let room = Room::from(Some(found));
         assert_eq!((room.limit_bytes, room.used_bytes, room.wall_ms), (100, 95, 7));
         assert_eq!((room.limit_changes, room.pressure), (2, 4));

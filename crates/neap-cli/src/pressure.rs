@@ -5,6 +5,8 @@
 
 mod watch;
 
+pub(crate) use watch::wall_in;
+
 use core::time::Duration;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -149,20 +151,13 @@ fn object(report: &MemoryReport) -> Value {
 }
 
 fn level(report: &MemoryReport, level: &MemoryLevel) -> Value {
-    let kind = match level.owner {
-        LimitedBy::Group => "group",
-        LimitedBy::HiddenAncestor => "hidden ancestor",
-        LimitedBy::Machine => "machine",
-        LimitedBy::AddressSpace => "address space",
-        LimitedBy::Data => "data",
-    };
     let (swap_limit, swap_usage, with_memory) = match level.swap {
         Swap::Unlimited => (None, None, false),
         Swap::Standalone { limit, usage } => (Some(limit), Some(usage), false),
         Swap::Together { limit, usage } => (Some(limit), Some(usage), true),
     };
     json!({
-        "kind": kind,
+        "kind": level.owner.name(),
         "path": (level.owner == LimitedBy::Group).then(|| text(report.path(level))),
         "limit": level.limit,
         "high": level.high,

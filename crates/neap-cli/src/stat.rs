@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use neap_pressure::Pressure;
 
 use crate::colours::Colours;
 use crate::look::page_bytes::page_bytes;
@@ -16,6 +17,7 @@ use crate::look::stat_model::{
 use crate::look::stat_reader::{ProcessStatus, monotonic};
 use crate::look::subject::{SCHEMA, Subject, print, print_json};
 use crate::look::totals::{headroom, is_near};
+use crate::pressure::wall_in;
 use crate::report::{number, table};
 use crate::{chunks, groups, reconcile, shrinkers};
 
@@ -292,10 +294,10 @@ impl Numbers {
 }
 
 impl ContainerNumbers {
-    /// A line of text.
+    /// Lines of text.
     pub(crate) fn shown(&self, colours: Colours) -> String {
         let mib = |bytes: u64| format!("{} MiB", number(bytes as f64 / f64::from(1 << 20), 1));
-        let ContainerNumbers { limit, used, heap_limit, looks, passed } = *self;
+        let ContainerNumbers { limit, used, heap_limit, looks, passed, .. } = *self;
         if looks == 0 {
             return format!("Container: not looked at yet; the heap may have {}\n", mib(heap_limit));
         }
@@ -309,11 +311,24 @@ impl ContainerNumbers {
         // As for the alert `NeapContainerNearLimit`.
         let is_near = used > limit / 20 * 19;
         format!(
-            "Container: {} of {} used at the last of {looks} looks; the heap may have {}{passed}\n",
+            "Container: {} of {} used at the last of {looks} looks; the heap may have {}{passed}\n{}",
             colours.warning_if(is_near, &mib(used)),
             mib(limit),
             mib(heap_limit),
+            self.shown_pressure(colours),
         )
+    }
+
+    /// A line about the level of pressure. It is empty if the level is not known.
+    fn shown_pressure(&self, colours: Colours) -> String {
+        let (Some(pressure), Some(limited_by)) = (self.pressure, self.limited_by) else { return String::new() };
+        let growth = match self.ms_to_wall {
+            Some(ms) => format!("at its growth it is reached in {}", wall_in(ms)),
+            None => "no growth".to_string(),
+        };
+        // As for the alert `NeapContainerFull`.
+        let level = colours.warning_if(pressure == Pressure::Imminent, pressure.name());
+        format!("Pressure: {level}, by the limit of the {}; {growth}\n", limited_by.name())
     }
 }
 
@@ -351,7 +366,9 @@ pub(crate) mod tests {
     #[test]
     fn a_container_is_shown_with_what_it_leaves() {
         let shown = |limit: u64, looks, passed| {
-            ContainerNumbers { limit: limit << 20, used: 512 << 20, heap_limit: 300 << 20, looks, passed }
+            let mib = |count: u64| count << 20;
+            let (limit, used, heap_limit) = (mib(limit), mib(512), mib(300));
+            ContainerNumbers { limit, used, heap_limit, looks, passed, ..ContainerNumbers::default() }
                 .shown(Colours::NONE)
         };
         assert_eq!(shown(0, 0, 0), "Container: not looked at yet; the heap may have 300.0 MiB\n");
@@ -359,6 +376,30 @@ pub(crate) mod tests {
         let used = "Container: 512.0 MiB of 768.0 MiB used at the last of 7 looks; the heap may have 300.0 MiB";
         assert_eq!(shown(768, 7, 0), format!("{used}\n"));
         assert_eq!(shown(768, 7, 3), format!("{used}, which it had to pass 3 times\n"));
+    }
+
+    #[test]
+    fn pressure_is_shown_with_its_cause_and_growth() {
+        let shown = |numbers: serde_json::Value, colours| {
+            let text = ContainerNumbers::deserialize(&numbers).unwrap().shown(colours);
+            text.split_once('\n').unwrap().1.to_string()
+        };
+        let of = |pressure: &str, limited_by: &str, ms: Option<u64>| {
+            serde_json::json!({
+                "limit": 9, "used": 8, "looks": 1, "pressure": pressure, "limited_by": limited_by, "ms_to_wall": ms,
+            })
+        };
+        assert_eq!(
+            shown(of("low", "hidden ancestor", Some(12_345)), Colours::ALL),
+            "Pressure: low, by the limit of the hidden ancestor; at its growth it is reached in 12 s\n"
+        );
+        let imminent = of("imminent", "machine", None);
+        let expected = "Pressure: imminent, by the limit of the machine; no growth\n";
+        assert_eq!(shown(imminent.clone(), Colours::NONE), expected);
+        assert_eq!(shown(imminent, Colours::ALL), expected.replace("imminent", "\u{1b}[1;33mimminent\u{1b}[0m"));
+        // A library before or after this command's.
+        assert_eq!(shown(serde_json::json!({"limit": 9, "used": 8, "looks": 1}), Colours::NONE), "");
+        assert_eq!(shown(of("dreadful", "group", None), Colours::NONE), "");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use neap_testing::terminal::Terminal;
-use running::{Program, mapped_pages, neap, numbers, numbers_with, pages, until};
+use running::{Program, mapped_pages, neap, numbers, numbers_with, object, pages, until};
 use serde_json::Value;
 
 #[test]
@@ -31,6 +31,57 @@ fn stat_shows_each_node_and_reports_misses_with_several() {
         let report = String::from_utf8(neap("stat", pid, &[]).stdout).unwrap();
         assert_eq!(report.contains("came from elsewhere"), nodes > 1, "{report}");
     }
+}
+
+#[test]
+fn pressure_of_a_followed_container_is_in_every_view() {
+    let mut program = Program::start("burst", "limit:auto,interval:10", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    let text = |command, options: &[&str]| String::from_utf8(neap(command, pid, options).stdout).unwrap();
+    // The level may change between two commands.
+    let container = until("one level in all views", || {
+        let container = numbers(pid).unwrap()["container"].take();
+        let level = container["pressure"].as_str()?;
+        let line = format!("Pressure: {level}, by the limit of the {}; ", container["limited_by"].as_str().unwrap());
+        let top = object("top", pid, &["--interval", "100"]).unwrap();
+        let is_same = text("stat", &[]).contains(&line) && top["summary"]["pressure"] == level;
+        is_same.then_some(container)
+    });
+    let of = object("pressure", pid, &[]).unwrap();
+    assert!(of["looks_by_neap"].as_u64() >= container["looks"].as_u64(), "{of}");
+    let level = |level: &&Value| level["kind"] == container["limited_by"];
+    let limits = of["levels"].as_array().unwrap().iter().filter(level);
+    let mut limits = limits.flat_map(|level| [&level["limit"], &level["high"], &level["swap_limit"]]);
+    assert!(limits.any(|limit| *limit == container["limit"]), "{container} is not in {of}");
+    assert!(text("pressure", &[]).contains("\nIn use by: neap in the process, whose limit follows"));
+    let metrics = text("metrics", &[]);
+    for name in ["neap_container_pressure{", "neap_container_info{"] {
+        assert!(metrics.contains(&format!("\n{name}pid=\"{pid}\"")), "{metrics}");
+    }
+    let mut program = Program::start("burst", "interval:10", &[]);
+    program.hear("ready");
+    let output = neap("pressure", program.id(), &[]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("\nIn use by: neap in the process only if the program asks"), "{text}");
+    assert!(numbers_with(program.id(), "text", |object| !object["age_ms"].is_null())["container"].is_null());
+}
+
+#[test]
+fn counts_since_the_start_need_no_tick() {
+    // Its one thread is in a read, so no tick comes.
+    let mut program = Program::start("burst", "background:off,interval:60000", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    let before = numbers(pid).unwrap();
+    program.go_on();
+    program.hear("freed");
+    let after = numbers(pid).unwrap();
+    assert_eq!(after["ticks"], before["ticks"], "{after}");
+    let grown = |object: &Value| object["reuse"]["grown"].as_u64().unwrap() * page_size();
+    assert!(grown(&after) > 10 << 20, "{after}");
+    let released = |object: &Value| object["released"]["pages"].as_u64().unwrap();
+    assert!(released(&after) > released(&before) && after["released"]["calls"].as_u64() > Some(0), "{after}");
 }
 
 /// The whole output of a command in a terminal.

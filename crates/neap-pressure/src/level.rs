@@ -35,6 +35,24 @@ pub enum LimitedBy {
     Data,
 }
 
+impl LimitedBy {
+    /// All kinds.
+    pub const ALL: [LimitedBy; 5] =
+        [LimitedBy::Group, LimitedBy::HiddenAncestor, LimitedBy::Machine, LimitedBy::AddressSpace, LimitedBy::Data];
+
+    /// Name for people and machines.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            LimitedBy::Group => "group",
+            LimitedBy::HiddenAncestor => "hidden ancestor",
+            LimitedBy::Machine => "machine",
+            LimitedBy::AddressSpace => "address space",
+            LimitedBy::Data => "data",
+        }
+    }
+}
+
 /// Swap of a group.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Swap {

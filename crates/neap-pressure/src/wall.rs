@@ -131,9 +131,13 @@ pub enum Pressure {
 }
 
 impl Pressure {
+    /// All levels, from much headroom to none.
+    pub const ALL: [Pressure; 6] =
+        [Pressure::Roomy, Pressure::Steady, Pressure::Low, Pressure::Medium, Pressure::Critical, Pressure::Imminent];
+
     /// Name in lower case.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Pressure::Roomy => "roomy",
             Pressure::Steady => "steady",

@@ -45,7 +45,7 @@ pub mod verify;
 
 pub use global::Neap;
 pub use limits::dump::{NotDumped, dump_profile};
-pub use limits::headroom::{Headroom, Pressure, headroom};
+pub use limits::headroom::{Headroom, LimitedBy, Pressure, headroom};
 pub use neap_os::fatal::{Line, die, say};
 pub use numbers::stats::{Stats, stats};
 pub use numbers::{statistics, stats};

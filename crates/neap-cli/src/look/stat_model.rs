@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
-use serde::Deserialize;
+use anyhow::Context;
+use neap_pressure::{LimitedBy, Pressure};
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
 
 use crate::look::stat_reader::{Page, ProcessStatus, VERSION};
 
@@ -55,7 +56,7 @@ pub(crate) struct Numbers {
 
 impl Numbers {
     /// Parses the numbers of a page. Keys that [`Numbers`] does not have are ignored.
-    pub(crate) fn read(process: &ProcessStatus, page: &Page) -> Result<Numbers> {
+    pub(crate) fn read(process: &ProcessStatus, page: &Page) -> anyhow::Result<Numbers> {
         let numbers = Numbers::deserialize(&page.object);
         numbers.with_context(|| format!("the numbers of process {} are not those of neap {VERSION}", process.pid))
     }
@@ -124,7 +125,7 @@ pub(crate) struct HeapProfiles {
 }
 
 /// Numbers of `limit:auto` about the container: bytes, and counts since the process began.
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub(crate) struct ContainerNumbers {
     /// The nearest limit; 0 if none is visible.
@@ -134,6 +135,24 @@ pub(crate) struct ContainerNumbers {
     pub(crate) looks: u64,
     /// Number of times that the heap went beyond its limit.
     pub(crate) passed: u64,
+    /// `None` if no limit is visible, or if this command does not know the name of the level.
+    #[serde(deserialize_with = "pressure_of_name")]
+    pub(crate) pressure: Option<Pressure>,
+    /// Kind of the level that has the nearest limit.
+    #[serde(deserialize_with = "kind_of_name")]
+    pub(crate) limited_by: Option<LimitedBy>,
+    /// Milliseconds until the limit is reached at the observed growth; `None` without growth.
+    pub(crate) ms_to_wall: Option<u64>,
+}
+
+fn pressure_of_name<'de, D: Deserializer<'de>>(name: D) -> Result<Option<Pressure>, D::Error> {
+    let name: Option<String> = Deserialize::deserialize(name)?;
+    Ok(Pressure::ALL.into_iter().find(|level| Some(level.name()) == name.as_deref()))
+}
+
+fn kind_of_name<'de, D: Deserializer<'de>>(name: D) -> Result<Option<LimitedBy>, D::Error> {
+    let name: Option<String> = Deserialize::deserialize(name)?;
+    Ok(LimitedBy::ALL.into_iter().find(|kind| Some(kind.name()) == name.as_deref()))
 }
 
 /// Bytes of the used and of the empty pages of per-CPU data.

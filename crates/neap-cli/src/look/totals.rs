@@ -7,7 +7,7 @@
 use anyhow::Result;
 
 use crate::look::refusal::LookRefusal;
-use crate::look::stat_model::{Mode, Numbers};
+use crate::look::stat_model::{ContainerNumbers, Mode, Numbers};
 use crate::look::stat_reader::{Page, ProcessStatus, monotonic};
 use crate::top::Kernel;
 
@@ -38,8 +38,8 @@ pub(crate) struct Totals {
     pub(crate) free: u64,
     /// The most that the heap may have resident, if it has a limit.
     pub(crate) limit: Option<u64>,
-    /// Limit and usage of the container that the limit follows, if both are known.
-    pub(crate) container: Option<[u64; 2]>,
+    /// The container that the limit follows, if its limit is known.
+    pub(crate) container: Option<ContainerNumbers>,
     /// Tables of the heap, which count against the limit.
     pub(crate) tables: u64,
     /// Kind of the per-CPU slots, such as `rseq`.
@@ -104,7 +104,7 @@ impl Totals {
             cached_per_cpu: numbers.per_cpu.map_or(0, |per_cpu| per_cpu.free),
             free: of_pages(pages.backed_free),
             limit: pages.budget.map(of_pages),
-            container: container.map(|container| [container.limit, container.used]),
+            container,
             tables: bytes.tables,
             slots: short(slots),
             background: short(background),
@@ -146,6 +146,7 @@ impl Totals {
 pub(crate) mod tests {
     use super::*;
     use crate::look::stat_reader::tests::ended;
+    use neap_pressure::Pressure;
 
     /// The totals of a process with these numbers.
     pub(crate) fn totals(text: &str) -> Totals {
@@ -159,14 +160,15 @@ pub(crate) mod tests {
         let totals = totals(
             r#"{"version":"9.9","mode":{"slots":"rseq","background":"awake","page_size":4096},
             "bytes":{"used":100,"cached":20,"free_resident":28672,"tables":50},"per_cpu":{"used":5,"free":6},
-            "groups":{"live":1},"container":{"limit":9,"used":8,"looks":1},
+            "groups":{"live":1},"container":{"limit":9,"used":8,"looks":1,"pressure":"low"},
             "pages":{"listed":3,"backed_free":4,"budget":2},"released":{"pages":5},
             "lists":{"need_pages":6,"need_drains":7},"ticks":8,"refused":9,"shrunk":10}"#,
         );
         assert_eq!((totals.resident, totals.in_use, totals.cached()), (2048 << 10, 100, 20 + 3 * 4096 + 6));
         assert_eq!((totals.free, totals.limit, totals.headroom()), (4 * 4096, Some(8192), Some(8192 - 150)));
         assert_eq!((totals.released, totals.reclaimed, totals.shortages, totals.ticks), (5 * 4096, 6 * 4096, 7, 8));
-        assert_eq!((totals.container, totals.has_groups), (Some([9, 8]), true));
+        let container = totals.container.map(|container| (container.limit, container.used, container.pressure));
+        assert_eq!((container, totals.has_groups), (Some((9, 8, Some(Pressure::Low))), true));
         assert_eq!((totals.refused, totals.shrunk), (9, 10));
         assert!(totals.minor_faults > 0);
     }

@@ -59,6 +59,9 @@ const fn counter(name: &'static str, measure: Measure, help: &'static str) -> Fa
     Family { name, help, measure, is_counter: true }
 }
 
+const PRESSURE: &str =
+    "Pressure in the container: 0 is roomy, 1 is steady, 2 is low, 3 is medium, 4 is critical, 5 is imminent.";
+
 /// A value of a process, and its `kind` if the family has several.
 type ProcessValue = (&'static str, fn(&Totals) -> Option<u64>);
 
@@ -95,17 +98,29 @@ const OF_PROCESSES: &[(Family, &[ProcessValue])] = &[
     ),
     (
         gauge("neap_container_limit", Measure::Bytes, "Memory limit of the container that the limit follows."),
-        &[("", |process| process.container.map(|[limit, _]| limit))],
+        &[("", |process| process.container.map(|container| container.limit))],
     ),
     (
         gauge("neap_container_used", Measure::Bytes, "Used memory of the container that the limit follows."),
-        &[("", |process| process.container.map(|[_, used]| used))],
+        &[("", |process| process.container.map(|container| container.used))],
+    ),
+    (
+        gauge("neap_container_pressure", Measure::Count, PRESSURE),
+        &[("", |process| Some(process.container?.pressure? as u64))],
+    ),
+    (
+        gauge(
+            "neap_container_time_to_wall",
+            Measure::Seconds,
+            "Time until the container's limit is reached at the observed growth; absent without growth.",
+        ),
+        &[("", |process| Some(process.container?.ms_to_wall?.saturating_mul(1000)))],
     ),
     (
         gauge(
             "neap_numbers_age",
             Measure::Seconds,
-            "Age of the numbers that are not live: all but memory, refusals and objects of shrinkers.",
+            "Age of the numbers that are not live: ticks, page lists and the container.",
         ),
         &[("", |process| Some(process.age / 1000))],
     ),
@@ -270,7 +285,17 @@ impl Scrape {
             let labels = [("pid", pid), ("command", command), ("user", user), ("version", version), ("slots", slots)];
             family.encode_info(&labels)?;
         }
-        Ok(())
+        let containers = self.processes.iter().zip(pids).filter_map(|(process, pid)| {
+            let Totals { command, container, .. } = &process.totals;
+            Some([("pid", pid.as_str()), ("command", command), ("limited_by", container.as_ref()?.limited_by?.name())])
+        });
+        let mut containers = containers.peekable();
+        if containers.peek().is_none() {
+            return Ok(());
+        }
+        let help = "Kind of the level whose limit leaves the least room: group, hidden ancestor or machine.";
+        let mut family = encoder.encode_descriptor("neap_container", help, None, MetricType::Info)?;
+        containers.try_for_each(|labels| family.encode_info(&labels))
     }
 
     /// Numbers of the reading itself.
@@ -314,6 +339,7 @@ mod tests {
     use crate::look::totals::tests::totals;
     use crate::metrics::groups::tests::shares;
     use crate::metrics::reading::MeasuredProcess;
+    use neap_pressure::Pressure;
 
     /// A reading of a process with groups and a limit, and of one with neither and a hostile name.
     fn reading() -> Scrape {
@@ -382,7 +408,7 @@ mod tests {
         let text = reading().text(Format::Prometheus);
         let (helps, types) = (names(&text, "# HELP "), names(&text, "# TYPE "));
         assert_eq!(helps, types);
-        assert_eq!(helps.len(), OF_PROCESSES.len() - 2 + OF_GROUPS.len() + 6, "no container is known: {helps:?}");
+        assert_eq!(helps.len(), OF_PROCESSES.len() - 4 + OF_GROUPS.len() + 6, "no container is known: {helps:?}");
         assert_eq!(helps.iter().collect::<BTreeSet<_>>().len(), helps.len());
         let mut current = "";
         for line in text.lines() {
@@ -400,6 +426,38 @@ mod tests {
         let series: Vec<&str> =
             text.lines().filter(|line| !line.starts_with('#')).map(|line| line.rsplit_once(' ').unwrap().0).collect();
         assert_eq!(series.iter().collect::<BTreeSet<_>>().len(), series.len());
+    }
+
+    #[test]
+    fn container_has_pressure_cause_and_time_to_its_limit() {
+        let of = |growth: &str| {
+            let text = format!(
+                r#"{{"container":{{"limit":9,"used":8,"looks":1,"pressure":"medium","limited_by":"machine"{growth}}}}}"#
+            );
+            let totals = totals(&text);
+            Scrape { processes: vec![MeasuredProcess { totals, groups: None }], ..reading() }.text(Format::OpenMetrics)
+        };
+        let text = of(r#","ms_to_wall":2500"#);
+        for line in [
+            r#"neap_container_limit_bytes{pid="12",command="server"} 9"#,
+            r#"neap_container_pressure{pid="12",command="server"} 3"#,
+            r#"neap_container_time_to_wall_seconds{pid="12",command="server"} 2.5"#,
+            r#"neap_container_info{pid="12",command="server",limited_by="machine"} 1"#,
+        ] {
+            assert!(text.lines().any(|each| each == line), "{line} is not in\n{text}");
+        }
+        let text = of("");
+        assert!(!text.contains("time_to_wall") && text.contains("neap_container_pressure"), "{text}");
+    }
+
+    #[test]
+    fn help_of_pressure_names_all_values() {
+        for (value, level) in Pressure::ALL.into_iter().enumerate() {
+            assert!(
+                PRESSURE.contains(&format!("{value} is {}", level.name())) && level as usize == value,
+                "{PRESSURE}"
+            );
+        }
     }
 
     #[test]

@@ -54,6 +54,15 @@ impl WatchLine {
     }
 }
 
+/// Returns a time until the limit is reached, for people.
+pub(crate) fn wall_in(ms: u64) -> String {
+    match ms / 1000 {
+        seconds @ 0..=9 => format!("{seconds}.{} s", ms % 1000 / 100),
+        seconds @ 10..=5999 => format!("{seconds} s"),
+        seconds => format!("{} h", seconds / 3600),
+    }
+}
+
 /// The columns of [`WatchLine`].
 const HEAD: &str = "    time    headroom       limit        growth   wall in  pressure";
 
@@ -64,10 +73,7 @@ impl fmt::Display for WatchLine {
         let time = format!("{seconds}.{tenths} s");
         let [headroom, limit] = [self.headroom, self.limit].map(|bytes| Size(bytes).to_string());
         let growth = if growth == 0 { "-".into() } else { format!("{}/s", Size(growth)) };
-        let wall = ms_to_wall.map_or("-".into(), |ms| match ms / 1000 {
-            seconds @ 0..=5999 => format!("{seconds} s"),
-            seconds => format!("{} h", seconds / 3600),
-        });
+        let wall = ms_to_wall.map_or("-".into(), wall_in);
         write!(f, "{time:>8}  {headroom:>10}  {limit:>10}  {growth:>12}  {wall:>8}  {}", pressure.name())?;
         if limit_changed { write!(f, ", the limit has changed") } else { Ok(()) }
     }
@@ -142,6 +148,12 @@ mod tests {
                 .collect()
         };
         assert_eq!(ends(&line), ends(HEAD), "{line}\n{HEAD}");
+    }
+
+    #[test]
+    fn short_time_to_the_wall_has_tenths() {
+        let shown = [0, 999, 9999, 10_000, 5_999_999, 6_000_000, u64::MAX].map(wall_in);
+        assert_eq!(shown, ["0.0 s", "0.9 s", "9.9 s", "10 s", "5999 s", "1 h", "5124095576030 h"]);
     }
 
     #[test]

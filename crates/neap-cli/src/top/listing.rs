@@ -6,6 +6,7 @@ use core::cmp::Ordering;
 
 use serde_json::{Map, Value, json};
 
+use crate::pressure::wall_in;
 use crate::report::{number, rounded};
 
 /// The content of a cell.
@@ -20,6 +21,8 @@ pub(super) enum Cell {
     Change(i64),
     /// A limit in bytes; `None` if there is none.
     Limit(Option<u64>),
+    /// Milliseconds until a limit is reached; `None` if nothing grows.
+    Wall(Option<u64>),
     /// A rate per second; `None` if no time has passed.
     Rate(Option<f64>),
     /// Bytes in a second.
@@ -38,7 +41,8 @@ impl Cell {
             Cell::Rate(Some(rate)) if *rate == 0.0 => "0".to_string(),
             Cell::Rate(Some(rate)) => number(*rate, 1),
             Cell::Flow(Some(flow)) => size(*flow as u64),
-            Cell::Rate(None) | Cell::Flow(None) => "-".to_string(),
+            Cell::Wall(Some(ms)) => wall_in(*ms),
+            Cell::Rate(None) | Cell::Flow(None) | Cell::Wall(None) => "-".to_string(),
         }
     }
 
@@ -46,7 +50,7 @@ impl Cell {
         match self {
             Cell::Text(text) | Cell::Path(_, text) => json!(text),
             Cell::Number(value) | Cell::Bytes(value) => json!(value),
-            Cell::Limit(limit) => json!(limit),
+            Cell::Limit(value) | Cell::Wall(value) => json!(value),
             Cell::Change(change) => json!(change),
             Cell::Rate(rate) | Cell::Flow(rate) => json!(rate.map(rounded)),
         }

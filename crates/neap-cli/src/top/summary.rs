@@ -31,6 +31,13 @@ fn facts(pair: Pair<'_>) -> [Facts; 4] {
         memory.push(fact("limit", "limit_bytes", Cell::Bytes(now.bytes(budget))));
         memory.push(fact("counted", "counted_bytes", Cell::Bytes(now.bytes(numbers.pages.used))));
     }
+    if let Some(container) = numbers.container
+        && let (Some(pressure), Some(limited_by)) = (container.pressure, container.limited_by)
+    {
+        memory.push(fact("pressure", "pressure", Cell::Text(pressure.name().to_string())));
+        memory.push(fact("by", "limited_by", Cell::Text(limited_by.name().to_string())));
+        memory.push(fact("wall in", "ms_to_wall", Cell::Wall(container.ms_to_wall)));
+    }
     let mut cached = vec![
         fact("o objects", "cached_object_bytes", Cell::Bytes(numbers.bytes.cached)),
         fact("l page lists", "listed_bytes", Cell::Bytes(now.bytes(numbers.pages.listed))),
@@ -142,6 +149,25 @@ mod tests {
             assert_eq!(object[name], value, "{name}");
         }
         assert_eq!((object["fences_per_s"].as_f64(), &object["thread"]), (Some(20.0), &"asleep".into()));
+    }
+
+    #[test]
+    fn pressure_of_followed_container_has_cause_and_time() {
+        let [previous, mut current] = readings();
+        let container = serde_json::json!({"pressure": "low", "limited_by": "group", "ms_to_wall": 9500});
+        current.numbers.container = Some(serde_json::from_value(container).unwrap());
+        let pair = Pair { previous: &previous, current: &current };
+        assert!(
+            lines(pair, 150)[0].contains("  pressure low  by group  wall in 9.5 s  p per-CPU"),
+            "{:?}",
+            lines(pair, 150)
+        );
+        let object = json(pair);
+        assert_eq!(
+            (&object["pressure"], &object["limited_by"], &object["ms_to_wall"]),
+            (&"low".into(), &"group".into(), &9500.into())
+        );
+        assert!(!json(Pair { previous: &previous, current: &previous }).contains_key("pressure"), "no container");
     }
 
     #[test]

@@ -24,7 +24,7 @@
 //! To withdraw a request, the asker restores the ticket that was answered last.
 
 use crate::control::channel::ControlChannel;
-use crate::limits::limit::PERIOD;
+use crate::limits::limit::{PERIOD, is_news};
 use crate::mm::{Core, Mm};
 use crate::options::Background;
 use crate::options::settings::Setting;
@@ -284,13 +284,15 @@ impl<P: Platform> Core<P> {
     /// caches for allocations that ask the helper. Looks at the container if the limit follows it,
     /// and publishes what has changed much.
     pub(crate) fn sleep_until_woken(&self, mm: &Mm<P>) {
-        let mut published = self.following.seen();
+        let seen = || self.following.seen(&mm.gate.enter(self.objects.platform.cpu()));
+        let mut published = seen();
         loop {
             let rung = self.objects.helper.rung();
             self.help(mm);
             let next_look = self.follow_if_due(mm, PERIOD);
-            if self.following.has_moved_from(published) {
-                published = self.following.seen();
+            let last = seen();
+            if is_news(last, published) {
+                published = last;
                 mm.ticked();
             }
             if !self.background.is_asleep() || self.background.is_ending() || self.answer(mm) {

@@ -40,11 +40,10 @@
 //! A look takes the mutex of a [change](crate::options::change), inside the gate, to set the limit.
 //! It holds no lock while it reads the container's files.
 
-use crate::limits::limit::{Following, is_near};
+use crate::limits::limit::is_near;
 use crate::mm::{Core, Mm};
 use crate::options::settings::page_price;
-use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_base::platform::{Room, margin};
 use neap_groups::Event;
@@ -209,12 +208,7 @@ impl<P: Platform> Core<P> {
         let follows = self.settings.follows();
         let untouched = if follows.is_some() && self.settings.refuses() { self.untouched(own) } else { 0 };
         let room = self.objects.platform.room();
-        let nearest = room.map_or([0; 2], |room| [room.limit, room.used]);
-        let before = self.following.nearest[0].load(Ordering::Relaxed);
-        for (word, number) in self.following.nearest.iter().zip(nearest) {
-            word.store(number, Ordering::Relaxed);
-        }
-        self.note_headroom(mm, now, room.as_ref());
+        let before = self.note_headroom(mm, now, room.as_ref()).map_or(0, |before| before.limit);
         let reserve = room.map_or(0, |room| self.reserve_below(room.limit));
         let is_short = follows.is_some() && room.is_some_and(|room| room.missing_above(reserve) > 0);
         let (fall, is_repeated) = match room.map_or(Ok(0), |room| self.following.expected_fall(now, own, &room)) {
@@ -238,19 +232,6 @@ impl<P: Platform> Core<P> {
         if limit == 0 || limit < own || is_needed || limit.abs_diff(before) >= least {
             self.put_in_force(mm, limit);
         }
-    }
-
-    /// Writes as JSON the container that the limit follows. Writes `null` if there is none.
-    pub(crate) fn describe_container(&self, text: &mut impl Write) -> fmt::Result {
-        if self.settings.follows().is_none() {
-            return text.write_str("null,");
-        }
-        // Relaxed: heuristic; each number stands alone.
-        let number = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let Following { looks, passed, nearest: [limit, used], .. } = &self.following;
-        write!(text, "{{\"limit\":{},\"used\":{},", number(limit), number(used))?;
-        write!(text, "\"heap_limit\":{},\"looks\":{},", self.settings.limit(), number(looks))?;
-        write!(text, "\"passed\":{}}},", number(passed))
     }
 
     /// Sets the limit that follows the container.
@@ -330,11 +311,12 @@ impl<P: Platform> Core<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::limit::{PERIOD, TICKING};
+    use crate::limits::limit::{Following, PERIOD, TICKING};
     use crate::mm::Hooks;
     use crate::options::settings::Setting;
     use crate::options::{AUTO, Options};
     use core::cell::{Cell, RefCell};
+    use core::sync::atomic::AtomicU64;
     use neap_base::platform::LimitedBy;
     use neap_testing::virtual_platform::{Call, Virtual};
     use std::boxed::Box;

@@ -15,13 +15,16 @@
 //!
 //! [`Event::Container`]: crate::groups::Event::Container
 
-use crate::limits::limit::PERIOD;
+use crate::limits::limit::{Following, PERIOD};
 use crate::mm::{Core, Mm};
 use crate::process::PROCESS;
 pub use crate::state::headroom::Headroom;
+use core::fmt::{self, Write};
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
-pub use neap_base::platform::Pressure;
+use neap_base::gate::Inside;
 use neap_base::platform::Room;
+pub use neap_base::platform::{LimitedBy, Pressure};
 
 /// Returns the headroom of the process's container, at most a second old. Returns `None` if no
 /// limit is visible.
@@ -42,16 +45,40 @@ pub fn headroom() -> Option<Headroom> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Records a look. If it shows a change, requests a call of the listeners.
-    pub(crate) fn note_headroom(&self, mm: &Mm<P>, now: u64, room: Option<&Room>) {
-        let (has_changed, pressure) = {
+    /// Records a look. If it shows a change, requests a call of the listeners. Returns the headroom
+    /// at the look before.
+    pub(crate) fn note_headroom(&self, mm: &Mm<P>, now: u64, room: Option<&Room>) -> Option<Headroom> {
+        let (before, has_changed, pressure) = {
             let inside = mm.gate.enter(self.objects.platform.cpu());
             let mut looks = self.following.headroom.lock(&inside);
-            (looks.add(now, room), looks.last.map(|last| last.pressure))
+            (looks.last, looks.add(now, room), looks.last.map(|last| last.pressure))
         };
         if has_changed {
             pressure.inspect(|&pressure| self.profile_at_pressure(pressure));
             mm.container_changed();
+        }
+        before
+    }
+
+    /// Writes the container that the limit follows as JSON: numbers of the last look, and counts.
+    /// Writes `null` if the limit follows none.
+    pub(crate) fn describe_container(&self, inside: &Inside<'_>, text: &mut impl Write) -> fmt::Result {
+        if self.settings.follows().is_none() {
+            return text.write_str("null,");
+        }
+        let Following { looks, passed, .. } = &self.following;
+        let last = self.following.seen(inside);
+        let [limit, used] = last.map_or([0; 2], |last| [last.limit, last.used]);
+        write!(text, "{{\"limit\":{limit},\"used\":{used},\"heap_limit\":{},", self.settings.limit())?;
+        // Relaxed: statistics.
+        write!(text, "\"looks\":{},\"passed\":{},", looks.load(Ordering::Relaxed), passed.load(Ordering::Relaxed))?;
+        let Some(Headroom { pressure, limited_by, ms_to_wall, .. }) = last else {
+            return text.write_str("\"pressure\":null,\"limited_by\":null,\"ms_to_wall\":null},");
+        };
+        write!(text, "\"pressure\":\"{}\",\"limited_by\":\"{}\",", pressure.name(), limited_by.name())?;
+        match ms_to_wall {
+            Some(ms) => write!(text, "\"ms_to_wall\":{ms}}},"),
+            None => text.write_str("\"ms_to_wall\":null},"),
         }
     }
 }
@@ -83,12 +110,12 @@ impl<P: Platform> Mm<P> {
 mod tests {
     use super::*;
     use crate::mm::Hooks;
-    use crate::options::{Background, Options};
-    use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    use neap_base::platform::LimitedBy;
+    use crate::options::{AUTO, Background, Options};
+    use core::sync::atomic::{AtomicBool, AtomicU64};
     use neap_groups::{Event, EventDelta, GroupId, Listener};
     use neap_testing::virtual_platform::{Call, Virtual};
     use std::boxed::Box;
+    use std::string::String;
     use std::sync::{Arc, Mutex};
 
     const MIB: u64 = 1 << 20;
@@ -103,8 +130,12 @@ mod tests {
 
     impl Contained {
         fn new() -> Contained {
+            Contained::with(Options::DEFAULT)
+        }
+
+        fn with(options: Options) -> Contained {
             let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-            let options = Options { stat: false, background: Background::Never, ..Options::DEFAULT };
+            let options = Options { stat: false, background: Background::Never, ..options };
             let (limit, used) = (Arc::new(AtomicU64::new(4096 * MIB)), Arc::new(AtomicU64::new(0)));
             let (its_limit, its_use) = (limit.clone(), used.clone());
             let platform = Virtual::new(4096, 1);
@@ -225,6 +256,32 @@ mod tests {
         it.platform().fail(Call::Room, 0, usize::MAX);
         it.platform().advance(PERIOD);
         assert_eq!(it.mm.headroom(), None);
+        it.close();
+    }
+
+    #[test]
+    fn text_has_pressure_and_growth_of_followed_container() {
+        let mut it = Contained::with(Options { limit: AUTO, ..Options::DEFAULT });
+        let text = |it: &Contained| {
+            let mut text = String::new();
+            it.mm.core().unwrap().describe_container(&it.mm.gate.enter(0), &mut text).unwrap();
+            text
+        };
+        assert!(text(&it).ends_with(r#""looks":0,"passed":0,"pressure":null,"limited_by":null,"ms_to_wall":null},"#));
+        it.tick(3000);
+        let first = text(&it);
+        assert!(first.starts_with(r#"{"limit":4294967296,"used":1149239296,"heap_limit":"#), "{first}");
+        assert!(first.ends_with(r#""pressure":"roomy","limited_by":"group","ms_to_wall":null},"#), "{first}");
+        it.tick(100);
+        it.tick(50);
+        let last = text(&it);
+        let growth = (3000 - 50) * MIB / 2;
+        let expected = 50 * MIB * 1000 / growth;
+        let end = std::format!(r#""pressure":"imminent","limited_by":"group","ms_to_wall":{expected}}},"#);
+        assert!(last.ends_with(&end), "{last}");
+        it.close();
+        let it = Contained::new();
+        assert_eq!(text(&it), "null,");
         it.close();
     }
 }

@@ -4,16 +4,10 @@
 
 use crate::options::AUTO;
 use crate::state::gated::GatedMutex;
-use crate::state::headroom::Looks;
+use crate::state::headroom::{Headroom, Looks};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use neap_base::gate::Inside;
 use neap_base::platform::Room;
-
-/// Limit and used bytes of the container. Both are 0 if no limit was found.
-#[derive(Clone, Copy)]
-pub(crate) struct ContainerUse {
-    pub(crate) limit: u64,
-    pub(crate) used: u64,
-}
 
 /// A value of the option `limit`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,6 +70,8 @@ const LEAST_FALL: u64 = 1 << 20;
 /// A change of the container's used memory by fewer bytes, or by less than a 64th of its limit, is
 /// not published at once.
 const LEAST_NEWS: u64 = 1 << 20;
+/// Milliseconds to the wall below which the start and the end of growth are published at once.
+const NEAR_WALL_MS: u64 = 600_000;
 /// Looks are frequent if a fall would end the room within so many times [`AHEAD`], which is 10 s.
 const NEAR: u64 = 100;
 
@@ -100,16 +96,13 @@ pub(crate) struct Following {
     own: AtomicU64,
     /// How often neap raised the limit beyond the container's room for an allocation.
     pub(crate) passed: AtomicU64,
-    /// Limit and used bytes of the nearest level at the last look. Both are 0 if no limit was
-    /// visible.
-    pub(crate) nearest: [AtomicU64; 2],
-    /// Level of pressure of the container.
+    /// Nearest limit and level of pressure at the looks.
     pub(crate) headroom: GatedMutex<Looks>,
 }
 
 impl Following {
     pub(crate) fn new() -> Following {
-        let [last, wanted, looks, own, passed, limit, used, at, ceiling, fall] = [const { AtomicU64::new(0) }; 10];
+        let [last, wanted, looks, own, passed, at, ceiling, fall] = [const { AtomicU64::new(0) }; 8];
         Following {
             last,
             wanted,
@@ -120,7 +113,6 @@ impl Following {
             fall,
             own,
             passed,
-            nearest: [limit, used],
             headroom: GatedMutex::new(Looks::new()),
         }
     }
@@ -167,17 +159,9 @@ impl Following {
         self.calm.store(calm, Ordering::Relaxed);
     }
 
-    /// Returns the container's numbers at the last look.
-    pub(crate) fn seen(&self) -> ContainerUse {
-        let [limit, used] = self.nearest.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
-        ContainerUse { limit, used }
-    }
-
-    /// Whether the numbers of the last look differ from `published` by so much that they should be
-    /// published, too.
-    pub(crate) fn has_moved_from(&self, published: ContainerUse) -> bool {
-        let ContainerUse { limit, used } = self.seen();
-        limit != published.limit || used.abs_diff(published.used) >= LEAST_NEWS.max(limit / 64)
+    /// Returns the container's numbers at the last look; `None` if no limit was visible.
+    pub(crate) fn seen(&self, inside: &Inside<'_>) -> Option<Headroom> {
+        self.headroom.lock(inside).last
     }
 
     /// Whether looks follow each other every 50 ms.
@@ -191,6 +175,18 @@ impl Following {
     }
 }
 
+/// Whether the numbers of the last look differ from the published ones by so much that they should
+/// be published, too.
+pub(crate) fn is_news(last: Option<Headroom>, published: Option<Headroom>) -> bool {
+    let (Some(last), Some(published)) = (last, published) else { return last.is_some() != published.is_some() };
+    let is_wall_near = |at: Headroom| at.ms_to_wall.is_some_and(|ms| ms < NEAR_WALL_MS);
+    last.limit != published.limit
+        || last.limited_by != published.limited_by
+        || last.pressure != published.pressure
+        || is_wall_near(last) != is_wall_near(published)
+        || last.used.abs_diff(published.used) >= LEAST_NEWS.max(last.limit / 64)
+}
+
 /// Whether an expected fall would end `room` soon.
 pub(crate) fn is_near(room: &Room, fall: u64) -> bool {
     fall > 0 && i128::from(room.spare()) < i128::from(fall) * i128::from(NEAR)
@@ -199,22 +195,30 @@ pub(crate) fn is_near(room: &Room, fall: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use neap_base::platform::{LimitedBy, Pressure};
 
     #[test]
-    fn changes_of_the_container_are_news_if_they_are_large() {
-        let following = Following::new();
-        let set = |limit, used: u64| {
-            [limit, used]
-                .into_iter()
-                .zip(&following.nearest)
-                .for_each(|(number, word)| word.store(number, Ordering::Relaxed));
+    fn changes_of_the_container_are_news_if_they_matter() {
+        let published = Headroom {
+            pressure: Pressure::Roomy,
+            limited_by: LimitedBy::Group,
+            limit: 1 << 30,
+            used: 100 << 20,
+            ms_to_wall: None,
+            limit_changes: 0,
         };
-        let published = ContainerUse { limit: 1 << 30, used: 100 << 20 };
-        for (limit, used, is_news) in
-            [(1 << 30, 115 << 20, false), (1 << 30, 84 << 20, true), (1 << 29, 100 << 20, true)]
-        {
-            set(limit, used);
-            assert_eq!(following.has_moved_from(published), is_news, "{limit} {used}");
-        }
+        let news = |last: Headroom| is_news(Some(last), Some(published));
+        assert!(!news(published));
+        assert!(!news(Headroom { used: 115 << 20, ..published }));
+        assert!(news(Headroom { used: 84 << 20, ..published }));
+        assert!(news(Headroom { limit: 1 << 29, ..published }));
+        assert!(news(Headroom { pressure: Pressure::Steady, ..published }));
+        assert!(news(Headroom { limited_by: LimitedBy::Machine, ..published }));
+        assert!(news(Headroom { ms_to_wall: Some(599_999), ..published }), "growth begins");
+        assert!(!news(Headroom { ms_to_wall: Some(600_000), ..published }), "other processes grow a little");
+        let growing = Headroom { ms_to_wall: Some(400_000), ..published };
+        assert!(is_news(Some(published), Some(growing)), "growth ends");
+        assert!(!is_news(Some(Headroom { ms_to_wall: Some(300_000), ..published }), Some(growing)));
+        assert!(is_news(Some(published), None) && is_news(None, Some(published)) && !is_news(None, None));
     }
 }

@@ -68,7 +68,7 @@ fn publish_core(mm: &Mm<Linux>, inside: &Inside<'_>, core: &Core<Linux>) {
 impl<P: Platform> Core<P> {
     /// Writes all numbers as one JSON object. `why` says why restartable sequences are used or not.
     fn describe(&self, mm: &Mm<P>, inside: &Inside<'_>, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
-        self.describe_mode(why, text)?;
+        self.describe_mode(inside, why, text)?;
         self.describe_pages(inside, text)?;
         self.describe_nodes(text)?;
         map_report::describe(mm, inside, text)?;
@@ -95,7 +95,7 @@ impl<P: Platform> Core<P> {
         write!(text, ",\"truncated\":{truncated}}}")
     }
 
-    fn describe_mode(&self, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
+    fn describe_mode(&self, inside: &Inside<'_>, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         let (objects, version) = (&self.objects, env!("CARGO_PKG_VERSION"));
         let kind = if objects.cpu_caches.has_rseq() { CacheMode::Rseq } else { CacheMode::Atomic };
         write!(text, "{{\"pid\":{},\"version\":\"{version}\",", self.page.process.load(Ordering::Relaxed))?;
@@ -106,7 +106,7 @@ impl<P: Platform> Core<P> {
         write!(text, ",\"background\":\"{background}\",\"interval_ms\":{},", self.settings.interval() / 1_000_000)?;
         write!(text, "\"page_size\":{page_size},\"huge\":{}}},", self.options.huge)?;
         write!(text, "\"settings\":{{{}}},\"container\":", self.settings)?;
-        self.describe_container(text)?;
+        self.describe_container(inside, text)?;
         self.describe_at_limit(text)
     }
 

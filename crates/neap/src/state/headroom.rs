@@ -1,6 +1,6 @@
 //! State of the container's headroom: the looks so far.
 
-use neap_base::platform::{Pressure, Room, Sample, Series};
+use neap_base::platform::{LimitedBy, Pressure, Room, Sample, Series};
 
 /// Room below the nearest limit of the container and the machine, at the last look.
 ///
@@ -10,6 +10,8 @@ use neap_base::platform::{Pressure, Room, Sample, Series};
 pub struct Headroom {
     /// Level of pressure, with hysteresis.
     pub pressure: Pressure,
+    /// Kind of the level that has the nearest limit.
+    pub limited_by: LimitedBy,
     /// The nearest limit in bytes.
     pub limit: u64,
     /// Bytes of the limit that are used by all processes that share it.
@@ -47,12 +49,12 @@ impl Looks {
     pub(crate) fn add(&mut self, now: u64, room: Option<&Room>) -> bool {
         self.has_any = true;
         let before = self.last.take();
-        let Some(&Room { limit, used, .. }) = room else { return before.is_some() };
+        let Some(&Room { owner, limit, used, .. }) = room else { return before.is_some() };
         let sample = Sample { at_ms: now / 1_000_000, headroom: limit.saturating_sub(used), limit };
         let step = self.series.add(sample);
         let limit_changes = before.map_or(0, |before| before.limit_changes) + u64::from(step.limit_changed);
         let (pressure, ms_to_wall) = (step.pressure, step.ms_to_wall);
-        self.last = Some(Headroom { pressure, limit, used, ms_to_wall, limit_changes });
+        self.last = Some(Headroom { pressure, limited_by: owner, limit, used, ms_to_wall, limit_changes });
         before.is_none() || step.level_changed || step.limit_changed
     }
 }
