@@ -7,21 +7,27 @@ mod watch;
 
 pub(crate) use watch::wall_in;
 
+use core::fmt;
 use core::time::Duration;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use neap_pressure::{
     LimitedBy, MemoryLevel, MemoryReport, Sensor, SignalState, Stalls, Subject, Swap, System, Version, Visibility,
 };
 use serde_json::{Value, json};
 
+use crate::look::allowance::Allowance;
 use crate::look::foreign::escaped;
 use crate::look::handle::ProcessHandle;
+use crate::look::refusal::LookRefusal;
+use crate::look::stat_model::Numbers;
+use crate::look::stat_reader::ProcessStatus;
 use crate::look::subject::{SCHEMA, Timeout, print, within};
 
 const EXAMPLES: &str = "\
@@ -40,7 +46,10 @@ Examples:
 A level is a cgroup, the machine, or a limit of the process (RLIMIT_AS, RLIMIT_DATA). Used memory is
 usage less the files and slabs that the kernel can reclaim. Headroom is the limit less the used
 memory. The level with the least headroom binds. Only groups that this command can see are listed;
-run it outside of the container to see all ancestors. The command changes nothing.";
+run it outside of the container to see all ancestors. The command changes nothing.
+
+Signals in use are those that this command and neap's looks read. neap uses no other, and the line
+of each says why. The last line says whether neap in the process looks.";
 
 /// Show the memory limit that binds a process, the room below it, and the signals of pressure.
 #[derive(Args)]
@@ -90,27 +99,76 @@ pub(crate) fn main(options: &PressureOptions) -> Result<ExitCode> {
     if let Some(every) = options.watch {
         return watch::main(options, every, subject, files, handle);
     }
-    let text = within(options.timeout.time(), "the limits of a process", move || {
+    let time = options.timeout.time();
+    let text = within(time, "the limits of a process", move || {
+        let handle = handle.map(Arc::new);
         let mut sensor = Box::new(Sensor::new(subject));
         let report = sensor.survey(&files);
-        if let Some(handle) = handle.filter(ProcessHandle::has_ended) {
+        let looks = handle.as_ref().map(|handle| LooksOfProcess::read(handle, time));
+        if let Some(handle) = handle.filter(|handle| handle.has_ended()) {
             bail!("process {} has ended", handle.pid);
         }
         if is_json {
-            return Ok(format!("{}\n", object(report)));
+            return Ok(format!("{}\n", object(report, looks.as_ref())));
         }
         let mut text = String::new();
         report.explain(&mut text)?;
-        Ok(text)
+        Ok(text + &looks.map(|looks| format!("In use by: {looks}\n")).unwrap_or_default())
     })?;
     print(|output| write!(output, "{text}"))
 }
 
-fn object(report: &MemoryReport) -> Value {
+/// Whether neap in the process reads the signals in use.
+enum LooksOfProcess {
+    /// The heap's limit follows the container. The number of looks so far.
+    Made(u64),
+    /// No limit of the heap follows the container.
+    NotFollowing,
+    NotNeap,
+    /// The numbers of the process cannot be read, for this reason.
+    Unknown(String),
+}
+
+impl LooksOfProcess {
+    fn read(handle: &Arc<ProcessHandle>, time: Duration) -> LooksOfProcess {
+        let read = || {
+            let process = ProcessStatus::read(handle, Allowance::new(time))?;
+            let page = process.page()?;
+            ensure!(page.is_written, "it has not written these numbers yet");
+            Numbers::read(&process, &page)
+        };
+        match read() {
+            Ok(Numbers { container: Some(container), .. }) => LooksOfProcess::Made(container.looks),
+            Ok(_) => LooksOfProcess::NotFollowing,
+            Err(error) if LookRefusal::of(&error) == Some(LookRefusal::NotNeap) => LooksOfProcess::NotNeap,
+            Err(error) => LooksOfProcess::Unknown(escaped(format!("{error:#}").as_bytes())),
+        }
+    }
+}
+
+impl fmt::Display for LooksOfProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LooksOfProcess::Made(looks) => {
+                write!(f, "neap in the process, whose limit follows the container; {looks} looks so far")
+            }
+            LooksOfProcess::NotFollowing => {
+                f.write_str("neap in the process only if the program asks it to, since no limit follows the container")
+            }
+            LooksOfProcess::NotNeap => f.write_str("this command only; the process does not run under neap"),
+            LooksOfProcess::Unknown(reason) => write!(f, "this command; for the process it is not known ({reason})"),
+        }
+    }
+}
+
+fn object(report: &MemoryReport, looks: Option<&LooksOfProcess>) -> Value {
     let (group_stalls, machine_stalls) = report.stalls();
     let each_signal = report.signals().map(|(signal, state)| {
+        let unused = signal.unused_because().filter(|_| state.is_usable());
+        let in_use = state.is_usable() && unused.is_none();
         let (state, reason) = described(state);
-        json!({"signal": signal.name(), "state": state, "reason": reason})
+        let name = signal.name();
+        json!({"signal": name, "state": state, "reason": reason, "in_use": in_use, "unused_because": unused})
     });
     json!({
         "schema": SCHEMA,
@@ -147,6 +205,10 @@ fn object(report: &MemoryReport) -> Value {
         "group_stalls": group_stalls.map(stalls),
         "machine_stalls": machine_stalls.map(stalls),
         "watch_write": report.trigger().map(text),
+        "looks_by_neap": match looks {
+            Some(LooksOfProcess::Made(looks)) => Some(looks),
+            _ => None,
+        },
     })
 }
 

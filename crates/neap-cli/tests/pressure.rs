@@ -133,14 +133,14 @@ Swap:      0 B free
 Pressure:  roomy; caches may grow by 196.0 MiB
 
 Signals, in the order of trust:
-  headroom                usable
+  headroom                in use, read at each look
   memory.events.local     absent
-  memory.events           usable
+  memory.events           usable; not in use: tells of a reached limit, not how far it is
   MEMORY_PRESSURE_WATCH   not set
   memory.pressure         absent
   /proc/pressure/memory   absent
   memory.pressure_level   absent
-  MemAvailable            usable
+  MemAvailable            in use, read at each look
 ";
     assert_eq!(text(&output.stdout), expected);
 }

@@ -53,7 +53,8 @@ impl fmt::Display for LevelName<'_> {
 }
 
 impl MemoryReport {
-    /// Writes the levels that were found, which of them binds, and which signals can be used.
+    /// Writes the levels that were found, which of them binds, which signals the looks of a sensor
+    /// use, and why they do not use the others.
     ///
     /// # Errors
     ///
@@ -168,6 +169,7 @@ impl MemoryReport {
     fn explain_signal(&self, out: &mut impl Write, signal: Signal, state: SignalState) -> fmt::Result {
         write!(out, "  {:<24}", signal.name())?;
         match state {
+            SignalState::Usable if signal.unused_because().is_none() => write!(out, "in use, read at each look")?,
             SignalState::Usable => write!(out, "usable")?,
             SignalState::ReadOnly(error) => write!(out, "can be read; no notification ({error})")?,
             SignalState::WholeMachine => write!(out, "usable; reports the whole machine, not a group")?,
@@ -175,6 +177,9 @@ impl MemoryReport {
             SignalState::Absent => write!(out, "absent")?,
             SignalState::Refused(error) => write!(out, "refused: {error}")?,
             SignalState::Not(reason) => write!(out, "not usable: {reason}")?,
+        }
+        if let Some(reason) = signal.unused_because().filter(|_| state.is_usable()) {
+            write!(out, "; not in use: {reason}")?;
         }
         let stalls = match signal {
             Signal::GroupPressure => self.group_stalls,

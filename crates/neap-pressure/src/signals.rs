@@ -59,9 +59,23 @@ impl Signal {
             Signal::Available => "MemAvailable",
         }
     }
+
+    /// Why a look of a sensor does not use the signal; `None` if each look reads it.
+    #[must_use]
+    pub const fn unused_because(self) -> Option<&'static str> {
+        match self {
+            Signal::Headroom | Signal::Available => None,
+            Signal::EventsLocal | Signal::Events | Signal::PressureLevel => {
+                Some("tells of a reached limit, not how far it is")
+            }
+            Signal::Watch => Some("left to the program"),
+            Signal::GroupPressure => Some("tells of stalls that a limit near has caused, not how far it is"),
+            Signal::MachinePressure => Some("tells of stalls on the machine, not how far a limit is"),
+        }
+    }
 }
 
-/// Whether a signal can be used.
+/// Whether a signal can be used. [`Signal::unused_because`] says whether looks use it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SignalState {
     /// The signal can be read. If it is one that can notify, it notifies.

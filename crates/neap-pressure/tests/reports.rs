@@ -110,7 +110,8 @@ fn signals_are_usable_absent_or_refused_with_a_reason() {
     let (group, machine) = report.stalls();
     assert_eq!((group.unwrap().some_10, machine.unwrap().full_10), (150, 25));
     let text = explained(report);
-    assert!(text.contains("can be read; no notification (operation not permitted); last 10 s: some 1.50 %"), "{text}");
+    let refused = "can be read; no notification (operation not permitted); not in use: tells of stalls that ";
+    assert!(text.contains(refused) && text.contains("; last 10 s: some 1.50 %"), "{text}");
     assert!(text.contains("windows of 2, 4, 6, 8 or 10 s"), "{text}");
 
     tree.set("/proc/pressure/memory", Entry::Unreadable(Errno::OPNOTSUPP));
@@ -121,6 +122,25 @@ fn signals_are_usable_absent_or_refused_with_a_reason() {
     assert!(report.is_privileged());
     assert!(matches!(state(report, Signal::MachinePressure), SignalState::Not(_)));
     assert_eq!(state(report, Signal::GroupPressure), SignalState::Refused(Errno::ACCES));
+}
+
+#[test]
+fn signals_in_use_are_those_that_looks_read() {
+    let mut tree = case("only the leaf is read").tree();
+    tree.text("/sys/fs/cgroup/a/b/memory.events", "low 0\n");
+    tree.text("/proc/pressure/memory", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n");
+    let text = explained(survey(&tree).report());
+    let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
+    for name in ["headroom ", "MemAvailable "] {
+        assert!(line(name).ends_with(" in use, read at each look"), "{text}");
+    }
+    for name in ["memory.events ", "/proc/pressure/memory "] {
+        assert!(line(name).contains(" usable; not in use: tells of "), "{text}");
+    }
+    assert!(line("memory.events.local ").ends_with(" absent"), "{text}");
+    tree.set("/sys/fs/cgroup/a/b/memory.events", Entry::Refused(Errno::ACCES));
+    let text = explained(survey(&tree).report());
+    assert!(text.contains("  memory.events           refused: permission denied\n"), "{text}");
 }
 
 #[test]
