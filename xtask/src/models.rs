@@ -24,7 +24,7 @@ const MIRI: &[Interpreted] = &[
     ("neap-objects", &["--lib"], &["strided_run::", "sheaf::", "slab::", "holes::"]),
     ("neap-percpu", &["--test", "plain_memory"], &[]),
     ("neap-groups", &["--lib"], &["id::", "table::"]),
-    ("neap-reclaim", &["--test", "lists_model"], &["a_small_history"]),
+    ("neap-reclaim", &["--test", "lists"], &["a_small_history"]),
 ];
 
 /// Runs every crate's loom tests.

@@ -1,7 +1,10 @@
 //! Groups on a virtual machine, whose clock the tests advance.
 
+use core::pin::Pin;
+use core::task::{Context, Waker};
+
 use crate::host::{Asked, Host, each_waiting};
-use neap_groups::{GroupId, Groups};
+use neap_groups::{Bound, ChargeAsync, GroupId, Groups, Kind, Payer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_testing::virtual_platform::Virtual;
 
@@ -10,6 +13,26 @@ pub(crate) struct Machine<'a> {
     pub(crate) groups: &'a Groups,
     pub(crate) host: Host<'a, Virtual>,
     pub(crate) clock: &'a Virtual,
+}
+
+impl<'a> Machine<'a> {
+    /// Makes a group with a `max`.
+    pub(crate) fn group(&self, parent: GroupId, name: &str, max: u64) -> (GroupId, Payer) {
+        let id = self.groups.create(&self.host, parent, name).unwrap();
+        self.groups.set_bound(&self.host, id, Bound::Max, max).unwrap();
+        (id, id.payer(Kind::ByHand, 0))
+    }
+
+    /// Returns a future that was polled, and waits.
+    pub(crate) fn wait(&self, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'a, Host<'a, Virtual>> {
+        let mut waiter = self.groups.charge_async(self.host, payer, bytes, deadline);
+        assert!(Pin::new(&mut waiter).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        waiter
+    }
+
+    pub(crate) fn uncharge(&self, payer: Payer, bytes: u64) {
+        self.groups.uncharge(&self.host, payer, bytes);
+    }
 }
 
 /// Runs `test` with groups on a machine that has run for `age` nanoseconds, and then `end`. Between

@@ -6,6 +6,7 @@ mod host;
 mod known_bugs;
 mod many_threads;
 mod model;
+mod tenants;
 
 use core::sync::atomic::Ordering::Relaxed;
 use host::{Cache, Stage, with};

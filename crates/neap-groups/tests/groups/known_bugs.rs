@@ -4,11 +4,9 @@
 //! Method: a virtual machine of two CPUs, the second isolated, so that words are read and written
 //! there without sequences and fences.
 
-mod host;
-
+use crate::host::{Asked, Host};
 use core::pin::Pin;
 use core::task::{Context, Waker};
-use host::{Asked, Host};
 use neap_groups::{Bound, Event, GroupId, Groups, Kind, OnLimit, Payer};
 use neap_os::topology::CpuSet;
 use neap_percpu::{PerCpuData, Shape};

@@ -1,10 +1,8 @@
 //! Bugs of Linux's list_lru, one test each, under the ids of the reference. L10 to L12 concern
 //! shrinkers and pressure.
 
-mod lists;
-
+use crate::site::{On, SHRINKER, Thing, settle, target, things, verify, with_site};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use lists::{On, SHRINKER, Thing, settle, target, things, verify, with_site};
 use neap_groups::{GroupId, GroupSlot};
 use neap_reclaim::lru::{By, LONGEST, LruStatus};
 use std::collections::BTreeMap;

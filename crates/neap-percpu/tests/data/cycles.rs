@@ -4,9 +4,7 @@
 //! first sets. Method: equal work on a virtual machine is compared part by part: pages, chunks,
 //! table entries, calls, and chunks that the worker examines. `neap bench percpu` prints the times.
 
-mod machine;
-
-use machine::{end, open, settle, shape, verify};
+use crate::machine::{end, open, settle, shape, verify};
 use neap_percpu::{Layout, Owner, PerCpuData, Statistics, Wait};
 use neap_testing::random::{Random, seed};
 use neap_testing::virtual_platform::Virtual;

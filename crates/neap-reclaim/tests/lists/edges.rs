@@ -1,8 +1,6 @@
 //! Edge cases of lists: nodes beyond the last, groups that are gone, slots far from each other.
 
-mod lists;
-
-use lists::{On, SHRINKER, settle, things, verify, with_site};
+use crate::site::{On, SHRINKER, settle, things, verify, with_site};
 use neap_groups::GroupId;
 use neap_reclaim::lru::{By, LruStatus};
 

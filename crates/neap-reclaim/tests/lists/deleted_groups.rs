@@ -1,10 +1,8 @@
 //! Groups that are deleted while they have items: no item is lost, nothing is pinned, and every
 //! item can be reached from the parent at once.
 
-mod lists;
-
+use crate::site::{On, SHRINKER, settle, things, verify, with_site};
 use core::sync::atomic::Ordering::Relaxed;
-use lists::{On, SHRINKER, settle, things, verify, with_site};
 use neap_groups::GroupId;
 use neap_reclaim::lru::{By, End, LruStatus};
 

@@ -1,14 +1,12 @@
 //! Random histories of waiting in virtual time: one group against a model of the rule, and trees
 //! against the rule's guarantees.
 
-mod host;
-
+use crate::host::{Asked, Host, each_waiting};
 use core::future::Future;
 use core::ops::Range;
 use core::pin::Pin;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use core::task::{Context, Poll, Waker};
-use host::{Asked, Host, each_waiting};
 use neap_base::Platform;
 use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Groups, Kind, OnLimit, Reason, Refusal, UNLIMITED, Waiting};
 use neap_percpu::{PerCpuData, Shape};

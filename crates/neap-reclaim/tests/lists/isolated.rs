@@ -1,10 +1,8 @@
 //! Items in hands, with threads that take them off, let them go and put them back at once.
 
-mod lists;
-
+use crate::site::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use lists::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_groups::GroupId;
 use neap_reclaim::lru::{By, End, Hands, Item, LruStatus};
 use neap_testing::random::{Random, number, seed};

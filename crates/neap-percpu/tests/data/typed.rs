@@ -1,10 +1,8 @@
 //! Values, counters, histograms and references: on the real machine, with restartable sequences,
 //! and on a virtual machine, with atomic additions.
 
-mod machine;
-
+use crate::machine::{end, open, shape, verify};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use machine::{end, open, shape, verify};
 use neap_base::{Linux, Platform};
 use neap_os::topology::CpuSet;
 use neap_percpu::{Layout, Owner, PerCpu, PerCpuCounter, PerCpuHistogram, PerCpuRef, Shape, Standalone, Wait};
@@ -91,7 +89,7 @@ fn values_that_cannot_all_be_made_are_dropped_and_freed() {
 fn values_are_one_for_each_cpu() {
     let (linux, shape) = here();
     values(&linux, &shape);
-    values(&Virtual::new(4096, 3), &machine::shape(Layout::Rows, 3, 4096));
+    values(&Virtual::new(4096, 3), &crate::machine::shape(Layout::Rows, 3, 4096));
 }
 
 fn counters<P: Platform>(platform: &P, shape: &Shape) {
@@ -134,10 +132,10 @@ fn counters<P: Platform>(platform: &P, shape: &Shape) {
 fn exact_counters_are_exact() {
     let (linux, shape) = here();
     counters(&linux, &shape);
-    counters(&Virtual::new(4096, 3), &machine::shape(Layout::Rows, 3, 4096));
-    counters(&linux, &machine::shape(Layout::CpuMajor, linux.cpus(), 0));
+    counters(&Virtual::new(4096, 3), &crate::machine::shape(Layout::Rows, 3, 4096));
+    counters(&linux, &crate::machine::shape(Layout::CpuMajor, linux.cpus(), 0));
     // Fewer copies than CPUs: a thread on another CPU adds to the shared part.
-    counters(&linux, &machine::shape(Layout::Rows, 1, 0));
+    counters(&linux, &crate::machine::shape(Layout::Rows, 1, 0));
 }
 
 /// One thread reads while the others only move parts: the value stays within its bounds.
@@ -248,7 +246,7 @@ fn last_reference_callback_may_kill_the_same_set_again() {
 fn a_killed_reference_is_released_once_when_the_last_is_put() {
     let (linux, shape) = here();
     references(&linux, &shape);
-    references(&Virtual::new(4096, 3), &machine::shape(Layout::Rows, 3, 4096));
+    references(&Virtual::new(4096, 3), &crate::machine::shape(Layout::Rows, 3, 4096));
     // Isolated CPUs are not fenced, so they have no words.
     let mut isolated = CpuSet::EMPTY;
     isolated.insert(0);

@@ -1,9 +1,7 @@
 //! Random histories against a sequential model: the charges of every group, at any moment, to the
 //! byte.
 
-mod host;
-
-use host::{Asked, Host};
+use crate::host::{Asked, Host};
 use neap_groups::{Bound, CAP, GroupError, GroupId, Groups, Kind, OnLimit, Payer, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};
 use neap_testing::random::{Random, number, seed};

@@ -1,10 +1,8 @@
 //! Lists without memory: the nearest ancestor with a block gets the item, and everything else goes
 //! on.
 
-mod lists;
-
+use crate::site::{On, SHRINKER, settle, target, things, verify, with_site};
 use core::sync::atomic::Ordering::Relaxed;
-use lists::{On, SHRINKER, settle, target, things, verify, with_site};
 use neap_groups::{GroupError, GroupId};
 use neap_reclaim::lru::By;
 

@@ -1,16 +1,14 @@
 //! Waiting, case by case: the end of each wait, the order of admission, and bugs of other projects.
 //! Names that begin with a project's name and a number are after that project's issue.
 
-mod host;
-
+use crate::host::machine::{Machine, with_groups_after};
+use crate::host::{Asked, Host, each_waiting};
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::task::{Context, Poll, Waker};
-use host::machine::{Machine, with_groups_after};
-use host::{Asked, Host, each_waiting};
 use neap_base::Platform;
-use neap_groups::{Bound, ChargeAsync, Due, Event, FOREVER, GroupId, Groups, Kind, OnLimit, Payer, Refusal};
+use neap_groups::{Bound, ChargeAsync, Due, Event, FOREVER, GroupId, Groups, OnLimit, Payer, Refusal};
 use neap_percpu::{PerCpuData, Shape};
 use neap_testing::virtual_platform::Virtual;
 use std::sync::{Arc, Mutex};
@@ -33,29 +31,12 @@ fn with_groups(test: impl FnOnce(&Machine<'_>)) {
 }
 
 impl<'a> Machine<'a> {
-    fn group(&self, parent: GroupId, name: &str, max: u64) -> (GroupId, Payer) {
-        let id = self.groups.create(&self.host, parent, name).unwrap();
-        self.groups.set_bound(&self.host, id, Bound::Max, max).unwrap();
-        (id, id.payer(Kind::ByHand, 0))
-    }
-
     fn ask(&self, payer: Payer, bytes: u64) -> Waiter<'a> {
-        self.ask_until(payer, bytes, FOREVER)
-    }
-
-    /// Returns a future that was polled, and waits.
-    fn ask_until(&self, payer: Payer, bytes: u64, deadline: u64) -> Waiter<'a> {
-        let mut waiter = self.groups.charge_async(self.host, payer, bytes, deadline);
-        assert!(poll(&mut waiter).is_pending());
-        waiter
+        self.wait(payer, bytes, FOREVER)
     }
 
     fn charge(&self, payer: Payer, bytes: u64) {
         assert_eq!(self.groups.charge(&self.host, payer, bytes, OnLimit::Refuse), Ok(0));
-    }
-
-    fn uncharge(&self, payer: Payer, bytes: u64) {
-        self.groups.uncharge(&self.host, payer, bytes);
     }
 }
 
@@ -80,7 +61,7 @@ fn a_wait_ends_at_its_deadline_with_the_error_of_a_charge() {
         let (id, payer) = m.group(GroupId::ROOT, "g", 1000);
         m.charge(payer, 900);
         let count = Arc::new(Count::default());
-        let mut waiter = m.ask_until(payer, 200, m.clock.now() + 5_000_000_000);
+        let mut waiter = m.wait(payer, 200, m.clock.now() + 5_000_000_000);
         let waker = Waker::from(count.clone());
         assert!(poll_with(&mut waiter, &waker).is_pending());
         let asked = m.host.asked.come.load(Relaxed);

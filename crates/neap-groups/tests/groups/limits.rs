@@ -6,10 +6,8 @@
 //! it is uncharged, so they never exceed the charged bytes. At intervals all threads stop, and each
 //! group is compared with its counter to the byte.
 
-mod host;
-
+use crate::host::{Asked, Host};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use host::{Asked, Host};
 use neap_base::{Linux, Platform};
 use neap_groups::{Bound, CAP, Event, GroupId, Groups, Kind, OnLimit, Payer, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};

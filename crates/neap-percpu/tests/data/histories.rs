@@ -1,9 +1,7 @@
 //! Random histories of allocations. Contents stay, and the instance is verified after every step.
 //! Pages that count as populated are exactly the resident ones. System calls may fail at any time.
 
-mod machine;
-
-use machine::{Held, end, give, open, populated_ranges, settle, shape, take, verify};
+use crate::machine::{Held, end, give, open, populated_ranges, settle, shape, take, verify};
 use neap_base::{Linux, Platform};
 use neap_percpu::{LARGEST, Layout, Owner, PerCpuData, Refused, Shape, Wait};
 use neap_testing::random::{Random, seed};

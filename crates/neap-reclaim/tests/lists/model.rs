@@ -1,10 +1,8 @@
 //! Random histories of lists against a sequential model: the items of each group, in order, at any
 //! moment.
 
-mod lists;
-
+use crate::site::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use core::sync::atomic::Ordering::Relaxed;
-use lists::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_groups::GroupId;
 use neap_reclaim::lru::{By, End, LruStatus, Site, Walked};
 use neap_testing::random::{Random, number, seed};

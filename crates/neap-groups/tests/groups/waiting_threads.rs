@@ -1,14 +1,12 @@
 //! Waiting by real threads on Linux, with sequences where there are any, a thread that ticks on
 //! request, and a small executor.
 
-mod host;
-
+use crate::host::{Asked, Host, each_waiting};
 use core::future::Future;
 use core::pin::pin;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
-use host::{Asked, Host, each_waiting};
 use neap_base::{Linux, Platform};
 use neap_groups::{Bound, FOREVER, GroupId, Groups, Kind, OnLimit, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};

@@ -1,13 +1,11 @@
 //! Time stalled on memory: which groups count it, and that stalls that overlap count once.
 
-mod host;
-
+use crate::host::Host;
+use crate::host::machine::{Machine, with_groups_after};
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::Ordering::Relaxed;
 use core::task::{Context, Waker};
-use host::Host;
-use host::machine::{Machine, with_groups_after};
 use neap_base::Platform;
 use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Kind, OnLimit};
 use neap_testing::virtual_platform::Virtual;
@@ -25,13 +23,6 @@ fn with_groups(test: impl FnOnce(&Machine<'_>)) {
 }
 
 impl<'a> Machine<'a> {
-    /// Makes a group with a `max` of 1000 bytes.
-    fn group(&self, parent: GroupId, name: &str) -> GroupId {
-        let id = self.groups.create(&self.host, parent, name).unwrap();
-        self.groups.set_bound(&self.host, id, Bound::Max, 1000).unwrap();
-        id
-    }
-
     fn fill(&self, id: GroupId) {
         self.groups.charge(&self.host, id.payer(Kind::ByHand, 0), 1000, OnLimit::Refuse).unwrap();
     }
@@ -42,10 +33,8 @@ impl<'a> Machine<'a> {
     }
 
     /// Returns a future that waits for room in a full group.
-    fn wait(&self, id: GroupId) -> ChargeAsync<'a, Host<'a, Virtual>> {
-        let mut future = self.groups.charge_async(self.host, id.payer(Kind::ByHand, 0), 10, FOREVER);
-        assert!(poll(&mut future).is_none());
-        future
+    fn wait_in(&self, id: GroupId) -> ChargeAsync<'a, Host<'a, Virtual>> {
+        self.wait(id.payer(Kind::ByHand, 0), 10, FOREVER)
     }
 
     fn pass(&self, milliseconds: u64) {
@@ -69,13 +58,13 @@ fn poll<H: neap_groups::Reclaimer>(future: &mut ChargeAsync<'_, H>) -> Option<u6
 fn stalls_that_overlap_count_once_in_each_group_above() {
     with_groups(|m| {
         let top = m.groups.create(&m.host, GroupId::ROOT, "top").unwrap();
-        let [a, b] = ["a", "b"].map(|name| m.group(top, name));
+        let [a, b] = ["a", "b"].map(|name| m.group(top, name, 1000).0);
         [a, b].iter().for_each(|&id| m.fill(id));
-        let first = m.wait(a);
+        let first = m.wait_in(a);
         m.pass(10);
         assert_eq!(m.stalled([a, b, top, GroupId::ROOT]), [10, 0, 10, 10], "also while it goes on");
-        let second = m.wait(a);
-        let third = m.wait(b);
+        let second = m.wait_in(a);
+        let third = m.wait_in(b);
         m.pass(10);
         drop(first);
         m.pass(10);
@@ -85,7 +74,7 @@ fn stalls_that_overlap_count_once_in_each_group_above() {
         drop(third);
         m.pass(10);
         assert_eq!(m.stalled([a, b, top, GroupId::ROOT]), [30, 30, 40, 40]);
-        let fourth = m.wait(b);
+        let fourth = m.wait_in(b);
         m.pass(5);
         drop(fourth);
         assert_eq!(m.stalled([a, b, top, GroupId::ROOT]), [30, 35, 45, 45]);
@@ -96,9 +85,9 @@ fn stalls_that_overlap_count_once_in_each_group_above() {
 #[test]
 fn a_granted_future_is_stalled_no_more_before_it_is_polled() {
     with_groups(|m| {
-        let id = m.group(GroupId::ROOT, "g");
+        let id = m.group(GroupId::ROOT, "g", 1000).0;
         m.fill(id);
-        let mut future = m.wait(id);
+        let mut future = m.wait_in(id);
         m.pass(10);
         m.empty(id);
         m.pass(10);
@@ -112,7 +101,7 @@ fn a_granted_future_is_stalled_no_more_before_it_is_polled() {
 #[test]
 fn reclaim_within_a_charge_and_delays_above_high_are_stalls() {
     with_groups(|m| {
-        let [full, high] = ["full", "high"].map(|name| m.group(GroupId::ROOT, name));
+        let [full, high] = ["full", "high"].map(|name| m.group(GroupId::ROOT, name, 1000).0);
         m.fill(full);
         m.host.asked.reclaim_takes.store(7 * MILLISECOND, Relaxed);
         m.groups.charge(&m.host, full.payer(Kind::ByHand, 0), 10, OnLimit::Refuse).unwrap_err();
@@ -135,9 +124,9 @@ fn reclaim_within_a_charge_and_delays_above_high_are_stalls() {
 fn deleting_a_group_ends_its_stalls() {
     with_groups(|m| {
         let top = m.groups.create(&m.host, GroupId::ROOT, "top").unwrap();
-        let leaf = m.group(top, "leaf");
+        let leaf = m.group(top, "leaf", 1000).0;
         m.fill(leaf);
-        let future = m.wait(leaf);
+        let future = m.wait_in(leaf);
         m.groups.stalled(&m.host, leaf.payer(Kind::ByHand, 0), || {
             m.pass(10);
             m.groups.delete(&m.host, leaf).unwrap();
@@ -146,7 +135,7 @@ fn deleting_a_group_ends_its_stalls() {
             m.empty(leaf);
             // Neither the slot nor the id is in use any more when the stall ends.
             while m.groups.end_deleted(&m.host) {}
-            let next = m.group(top, "next");
+            let next = m.group(top, "next", 1000).0;
             assert_eq!(m.stalled([next]), [0]);
             m.groups.stalled(&m.host, next.payer(Kind::ByHand, 0), || m.pass(1));
             assert_eq!(m.stalled([next, top]), [1, 11]);
@@ -160,9 +149,9 @@ fn deleting_a_group_ends_its_stalls() {
 #[test]
 fn a_forked_child_has_no_stalls_of_other_threads() {
     with_groups(|m| {
-        let id = m.group(GroupId::ROOT, "g");
+        let id = m.group(GroupId::ROOT, "g", 1000).0;
         m.fill(id);
-        let future = m.wait(id);
+        let future = m.wait_in(id);
         m.groups.stalled(&m.host, id.payer(Kind::ByHand, 0), || {
             m.pass(10);
             // SAFETY: this thread is the only user of the groups, as in a child.

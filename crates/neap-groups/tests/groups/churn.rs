@@ -1,8 +1,6 @@
 //! Groups that come and go: tables are as large as the live groups need, however many there were.
 
-mod host;
-
-use host::{Asked, Host};
+use crate::host::{Asked, Host};
 use neap_groups::{GroupId, Groups, Kind, OnLimit};
 use neap_percpu::{PerCpuData, Shape};
 use neap_testing::virtual_platform::Virtual;

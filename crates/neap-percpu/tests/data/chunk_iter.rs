@@ -1,8 +1,6 @@
 //! A walk over the chunks agrees with the statistics after any history, and names every list.
 
-mod machine;
-
-use machine::{Held, end, give, open, shape, take, verify};
+use crate::machine::{Held, end, give, open, shape, take, verify};
 use neap_percpu::{Chunk, Layout, List, Owner, PerCpuData, Shape, Wait};
 use neap_testing::random::{Random, seed};
 use neap_testing::virtual_platform::Virtual;

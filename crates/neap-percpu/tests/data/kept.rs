@@ -1,9 +1,7 @@
 //! The last freed allocation is kept for an equal allocation. This is invisible: an inspection
 //! finds it free, any allocation can use its room, and the worker learns of work at once.
 
-mod machine;
-
-use machine::{Held, end, give, open, settle, shape, take, verify};
+use crate::machine::{Held, end, give, open, settle, shape, take, verify};
 use neap_percpu::{Invalid, Layout, Owner, PerCpuData, Refused, Shape, Wait};
 use neap_testing::random::{Random, seed};
 use neap_testing::virtual_platform::Virtual;

@@ -1,10 +1,8 @@
 //! Bounds of a group, one by one: protection down the tree, charges that can never be granted, and
 //! delays above `high`.
 
-mod host;
-
+use crate::host::{Asked, Host};
 use core::sync::atomic::Ordering::Relaxed;
-use host::{Asked, Host};
 use neap_groups::{Bound, Event, GroupId, GroupSlot, Groups, Kind, OnLimit, Refusal};
 use neap_percpu::{Host as _, PerCpuData, Shape};
 use neap_testing::virtual_platform::Virtual;

@@ -3,14 +3,12 @@
 //! Method: groups on a virtual machine with a clock that the tests advance. The test is the server,
 //! and frees as it likes.
 
-mod host;
-
+use crate::host::machine::{Machine, with_groups_after};
+use crate::host::{Host, each_waiting};
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::Ordering::Relaxed;
 use core::task::{Context, Poll, Waker};
-use host::machine::{Machine, with_groups_after};
-use host::{Host, each_waiting};
 use neap_base::Platform;
 use neap_groups::{
     Bound, ChargeAsync, Due, Event, FOREVER, GroupError, GroupId, Kind, OnLimit, Payer, Reason, Refusal, Request,
@@ -27,21 +25,12 @@ fn with_groups(test: impl FnOnce(&Machine<'_>)) {
     });
 }
 
-impl<'a> Machine<'a> {
+impl Machine<'_> {
     /// Makes a group that is charged for all of its limit.
     fn full(&self, name: &str, max: u64) -> (GroupId, Payer) {
-        let id = self.groups.create(&self.host, GroupId::ROOT, name).unwrap();
-        self.groups.set_bound(&self.host, id, Bound::Max, max).unwrap();
-        let payer = id.payer(Kind::ByHand, 0);
+        let (id, payer) = self.group(GroupId::ROOT, name, max);
         assert_eq!(self.groups.charge(&self.host, payer, max, OnLimit::Refuse), Ok(0));
         (id, payer)
-    }
-
-    /// Returns a future that was polled, and waits.
-    fn wait(&self, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'a, Host<'a, Virtual>> {
-        let mut waiter = self.groups.charge_async(self.host, payer, bytes, deadline);
-        assert!(poll(&mut waiter).is_pending());
-        waiter
     }
 
     fn due(&self) -> Due {
@@ -53,10 +42,6 @@ impl<'a> Machine<'a> {
             Due::Now(request) => request,
             due => panic!("{due:?}"),
         }
-    }
-
-    fn uncharge(&self, payer: Payer, bytes: u64) {
-        self.groups.uncharge(&self.host, payer, bytes);
     }
 
     /// Serves each request that is due, in vain. Returns how long the group rests then.

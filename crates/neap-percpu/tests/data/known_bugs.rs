@@ -5,12 +5,10 @@
 //! counters are in the mutex under which every decision is made. The other half of P2, a missing
 //! flush of translations: the system call flushes them.
 
-mod machine;
-
+use crate::machine::{Held, end, give, open, populated_ranges, settle, shape, take, verify};
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
-use machine::{Held, end, give, open, populated_ranges, settle, shape, take, verify};
 use neap_base::platform::memory;
 use neap_base::{Linux, Platform};
 use neap_percpu::{Charge, Handle, Invalid, LARGEST, Layout, Owner, PerCpuData, Refused, Shape, Wait};

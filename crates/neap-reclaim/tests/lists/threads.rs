@@ -1,9 +1,7 @@
 //! Threads that add, remove, walk and delete at once: no item is lost, none is in two hands.
 
-mod lists;
-
+use crate::site::{On, SHRINKER, Thing, settle, things, verify, with_site};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use lists::{On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_groups::GroupId;
 use neap_reclaim::lru::{By, End, LruStatus};
 use neap_testing::random::{Random, number, seed};

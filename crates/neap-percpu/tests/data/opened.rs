@@ -3,9 +3,7 @@
 //! Method: the kernel's list of mappings shows the writable part, its count of page faults the
 //! accesses without memory. The virtual machine refuses steps.
 
-mod machine;
-
-use machine::{end, open, shape, take, verify};
+use crate::machine::{end, open, shape, take, verify};
 use neap_base::Linux;
 use neap_base::platform::memory::Range;
 use neap_percpu::{Layout, Owner, PerCpuData, Refused, Shape, Wait};

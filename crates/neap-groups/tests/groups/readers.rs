@@ -1,9 +1,7 @@
 //! Readers of the tree take no lock that other threads hold, and a refusal visits few groups.
 
-mod host;
-
+use crate::host::{Asked, Host};
 use core::time::Duration;
-use host::{Asked, Host};
 use neap_base::gate::Inside;
 use neap_groups::{Bound, GroupId, GroupSlot, Groups, Kind, OnLimit, Reclaimer, Refusal};
 use neap_percpu::{PerCpuData, Shape, Standalone};
