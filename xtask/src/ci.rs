@@ -18,9 +18,10 @@ use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
 use crate::source_rules::tidy;
 use crate::target::Target;
+use crate::test_programs::Tests;
 use crate::{
-    Skipped, arm64, audit, build, c_api, dependent, docs, layout, models, musl, prometheus, report, smoke, target,
-    test_programs, vm,
+    Skipped, arm64, audit, build, c_api, dependent, docs, lanes, layout, models, musl, prometheus, report, smoke,
+    target, vm,
 };
 
 /// Features of the crate `neap` that are off by default.
@@ -47,15 +48,22 @@ const LONG: [&[&str]; 3] = [
     &["test", "--release", "--package", "neap-cli", "--bin", "neap", "--", "--ignored", "many_mutated"],
 ];
 
-/// Runs the crates' own tests. The shipped crates are tested apart: in one invocation with the
-/// simulator they would be built with the feature `lab`. The additions of that feature are tested
-/// once more.
+/// Builds the command and the libraries, and runs the crates' own tests. The shipped crates are
+/// tested apart: in one invocation with the simulator they would be built with the feature `lab`.
+/// The additions of that feature are tested once more.
 fn units(report: &mut Report) -> Result<()> {
-    let mut test = |what: &str, arguments: &[&str]| test_programs::run(report, what, Target::Native, arguments);
-    test("what ships", &["--features", OPTIONAL].into_iter().chain(tidy::tested_packages()).collect::<Vec<_>>())?;
-    let others = ["--workspace", "--exclude", "neap-book"].into_iter();
-    test("the rest", &others.chain(tidy::RING_0.iter().flat_map(|name| ["--exclude", name])).collect::<Vec<_>>())?;
-    test("the laboratory's pages", &["--package", "neap-pages", "--features", "lab", "--lib"])
+    let tests = |what, arguments| Tests { what, target: Target::Native, arguments };
+    let shipped: Vec<_> = ["--features", OPTIONAL].into_iter().chain(tidy::tested_packages()).collect();
+    let others = tidy::RING_0.iter().flat_map(|name| ["--exclude", *name]);
+    let others: Vec<_> = ["--workspace", "--exclude", "neap-book"].into_iter().chain(others).collect();
+    let shipped = tests("what ships", &shipped);
+    // Optimisation at link time takes one CPU. The profiles have folders of their own, so neither
+    // cargo waits for the other.
+    let ((), programs) = lanes::both(build::build, || Ok(shipped.build()))?;
+    shipped.run_built(report, programs)?;
+    // These use the command and the libraries.
+    tests("the rest", &others).run(report)?;
+    tests("the laboratory's pages", &["--package", "neap-pages", "--features", "lab", "--lib"]).run(report)
 }
 
 /// `test [--target NAME]`.
@@ -71,8 +79,6 @@ pub(crate) fn test_command(arguments: &[String]) -> Result<()> {
 /// Everything that tests behaviour: the crates' own tests, then the built library from outside.
 pub(crate) fn test() -> Result<()> {
     let mut report = Report::default();
-    // First: the tests of the command use the library.
-    build::build()?;
     units(&mut report)?;
     symbols::into(&mut report)?;
     fast_path::into(&mut report, Target::Native)?;

@@ -14,15 +14,17 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use anyhow::{Result, ensure};
 
-use crate::layout;
 use crate::packages::install::VERSION;
 use crate::process::{capture, cargo, command, need};
 use crate::report::Report;
+use crate::smoke::locked;
 use crate::source_rules::tidy;
 use crate::target::{MUSL, Target, standard_library};
+use crate::{lanes, layout};
 
 /// Symbols that a C library may lack.
 const OPTIONAL: &[&str] = &["__rseq_offset", "__rseq_size", "_IO_list_lock", "_IO_list_unlock", "_IO_list_resetlock"];
@@ -77,54 +79,68 @@ fn main() {
 /// The features with which each package is built.
 const FEATURES: &[&[&str]] = &[&[], &["--all-features"], &["--no-default-features"]];
 
-/// Debug, default, and many object files without optimisation at link time.
-const PROFILES: &[&str] = &["dev", "release", "apart"];
+/// Default, many object files without optimisation at link time, and debug.
+const PROFILES: &[&str] = &["release", "apart", "dev"];
 
 /// The command.
 pub(crate) fn command_alone() -> Result<()> {
     let mut report = Report::default();
-    let folder = prepare()?;
-    by_themselves(&mut report, &folder);
-    for target in [Target::Native, Target::Musl, Target::Arm64] {
-        each(&mut report, &folder, target, PROFILES);
-    }
+    let targets = [Target::Native, Target::Musl, Target::Arm64];
+    let builds = targets.into_iter().flat_map(|target| PROFILES.iter().map(move |profile| (target, *profile)));
+    all(&mut report, &builds.collect::<Vec<_>>())?;
     report.close("dependent")
 }
 
 /// Builds the packages. Builds and runs the program with each profile, and with one for musl. All
 /// are counted in a report with other checks.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
+    let native = PROFILES.iter().map(|profile| (Target::Native, *profile));
+    all(report, &native.chain([(Target::Musl, "release")]).collect::<Vec<_>>())
+}
+
+/// Builds each package by itself, and the program with each target and profile, side by side.
+fn all(report: &mut Report, builds: &[Build]) -> Result<()> {
     let folder = prepare()?;
-    by_themselves(report, &folder);
-    each(report, &folder, Target::Native, PROFILES);
-    each(report, &folder, Target::Musl, &["release"]);
-    Ok(())
+    let report = Mutex::new(report);
+    // Packages are built in the folder of the profile `dev`, in which cargo does one build at a
+    // time.
+    let packages = || {
+        by_themselves(&report, &folder);
+        Ok(())
+    };
+    lanes::both(packages, || each(&report, &folder, builds)).map(|_| ())
 }
 
 /// Builds and runs the program with each profile for one target alone.
 pub(crate) fn for_target(report: &mut Report, target: Target) -> Result<()> {
-    each(report, &prepare()?, target, PROFILES);
-    Ok(())
+    let builds: Vec<Build> = PROFILES.iter().map(|profile| (target, *profile)).collect();
+    each(&Mutex::new(report), &prepare()?, &builds)
 }
 
-/// Builds and runs the program with some profiles.
-fn each(report: &mut Report, folder: &Path, target: Target, profiles: &[&str]) {
-    let missing = match target {
-        // A static program needs no C compiler for musl.
-        Target::Musl => standard_library(MUSL),
-        Target::Native | Target::Arm64 => target.is_there(true),
-    };
-    let missing = missing.err();
-    for profile in profiles {
+/// A build of the program: target and profile.
+type Build = (Target, &'static str);
+
+/// Builds and runs the program for each target and profile.
+fn each(report: &Mutex<&mut Report>, folder: &Path, builds: &[Build]) -> Result<()> {
+    lanes::each(lanes::BUSY, builds, |(target, profile)| {
+        let missing = match target {
+            // A static program needs no C compiler for musl.
+            Target::Musl => standard_library(MUSL),
+            Target::Native | Target::Arm64 => target.is_there(true),
+        };
         let name = match target.name() {
             Some(target) => format!("profile {profile}, for {target}"),
             None => format!("profile {profile}"),
         };
-        match &missing {
-            None => report.check(&name, run(folder, profile, target)),
-            Some(error) => report.skip(&name, &error.to_string()),
+        match missing {
+            Ok(()) => {
+                let result = run(folder, profile, *target);
+                locked(report).check(&name, result);
+            }
+            Err(error) => locked(report).skip(&name, &error.to_string()),
         }
-    }
+        Ok(())
+    })
 }
 
 /// Writes the dependent program and unpacks neap's crates for it. Returns the program's folder.
@@ -211,10 +227,11 @@ fn manifest(packages: &Path) -> String {
 }
 
 /// Builds each package with only the packages that its manifest names, with each set of features.
-fn by_themselves(report: &mut Report, folder: &Path) {
+fn by_themselves(report: &Mutex<&mut Report>, folder: &Path) {
     for name in packaged() {
         let build = |features: &&[&str]| built(folder, Target::Native, &[&["--package", name], *features].concat());
-        report.check(&format!("package {name}"), FEATURES.iter().try_for_each(|features| build(features).map(|_| ())));
+        let result = FEATURES.iter().try_for_each(|features| build(features).map(|_| ()));
+        locked(report).check(&format!("package {name}"), result);
     }
 }
 

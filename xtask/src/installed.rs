@@ -160,7 +160,15 @@ select count(*), sum(length(b)), max(b) from t;
 select group_concat(b) from (select b from t order by b desc limit 10);
 ";
 
+/// Those that take longest come first.
 pub(crate) const INSTALLED: &[Program] = &[
+    Program { name: "python's own tests", needs: &["python3"], files: &[], line: &["bash", "-c", PYTHON_TESTS] },
+    Program {
+        name: "sshd logins",
+        needs: &["sshd", "ssh", "ssh-keygen"],
+        files: &[("logins.sh", include_str!("../../tests/programs/logins.sh"))],
+        line: &["bash", "logins.sh"],
+    },
     Program {
         name: "ls",
         needs: &["ls"],
@@ -183,12 +191,6 @@ pub(crate) const INSTALLED: &[Program] = &[
     },
     Program { name: "python fork", needs: &["python3"], files: &[], line: &["python3", "-c", PYTHON_FORK] },
     Program { name: "python pool", needs: &["python3"], files: &[], line: &["python3", "-c", PYTHON_POOL] },
-    Program {
-        name: "sshd logins",
-        needs: &["sshd", "ssh", "ssh-keygen"],
-        files: &[("logins.sh", include_str!("../../tests/programs/logins.sh"))],
-        line: &["bash", "logins.sh"],
-    },
     Program { name: "python subprocess", needs: &["python3"], files: &[], line: &["python3", "-c", PYTHON_SUBPROCESS] },
     Program {
         name: "gcc",
@@ -227,7 +229,6 @@ pub(crate) const INSTALLED: &[Program] = &[
         files: &[],
         line: &["valgrind", "-q", "--tool=none", "sort", "/etc/passwd"],
     },
-    Program { name: "python's own tests", needs: &["python3"], files: &[], line: &["bash", "-c", PYTHON_TESTS] },
     Program { name: "redis", needs: &["redis-server", "redis-benchmark"], files: &[], line: &["bash", "-c", REDIS] },
     Program {
         name: "stress-ng",

@@ -10,7 +10,8 @@ use std::fs;
 use anyhow::{Context, Result, bail};
 
 use crate::process::{capture, cargo, command, run, which};
-use crate::{build, lanes, layout};
+use crate::report::Report;
+use crate::{build, lanes, layout, test_programs};
 
 /// Tests that miri interprets: crate, test programs, arguments.
 type Interpreted = (&'static str, &'static [&'static str], &'static [&'static str]);
@@ -41,18 +42,19 @@ pub(crate) fn loom() -> Result<()> {
         bail!("no crate has a file tests/loom.rs");
     }
     let preemptions = std::env::var("LOOM_MAX_PREEMPTIONS").unwrap_or_else(|_| "2".into());
-    for name in crates {
-        println!("loom: {name}, at most {preemptions} preemptions");
-        let mut test = cargo(["test", "--release", "--package", &name, "--test", "loom"]);
-        test.current_dir(layout::root())
-            .env("CARGO_TARGET_DIR", layout::target().join("loom"))
-            .env("RUSTFLAGS", "--cfg loom")
-            .env("LOOM_MAX_PREEMPTIONS", &preemptions)
-            .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
-        build::without_lto(&mut test);
-        run(test)?;
-    }
-    Ok(())
+    println!("loom: {}, at most {preemptions} preemptions", crates.join(", "));
+    let mut test = cargo(["test", "--release", "--test", "loom"]);
+    test.args(crates.iter().flat_map(|name| ["--package", name]))
+        .current_dir(layout::root())
+        .env("CARGO_TARGET_DIR", layout::target().join("loom"))
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+    build::without_lto(&mut test);
+    let mut report = Report::default();
+    test_programs::run_all(&mut report, test_programs::build(test)?, |program| {
+        program.env("LOOM_MAX_PREEMPTIONS", &preemptions);
+    })?;
+    report.close("loom")
 }
 
 /// Why miri cannot run here, after trying to install it; `None` if it can.
@@ -81,12 +83,12 @@ pub(crate) fn miri_missing() -> Option<String> {
     }
 }
 
-/// Runs the listed tests under miri, which uses one CPU for each, two at a time.
+/// Runs the listed tests under miri, which uses one CPU for each, side by side.
 pub(crate) fn miri() -> Result<()> {
     if let Some(reason) = miri_missing() {
         bail!("{reason}");
     }
-    lanes::each(MIRI, interpret)
+    lanes::each(lanes::BUSY, MIRI, interpret)
 }
 
 /// Whether a line of output is of a test that a filter chooses.

@@ -14,7 +14,8 @@ use crate::report::Report;
 use crate::smoke::MODES;
 use crate::source_rules::tidy;
 use crate::target::Target;
-use crate::{dependent, layout, test_programs};
+use crate::test_programs::Tests;
+use crate::{dependent, layout};
 
 /// Programs that are for another C library, or fail with musl's own malloc.
 const LEFT_PROGRAMS: &[Left] = &[
@@ -41,7 +42,8 @@ pub(crate) fn test() -> Result<()> {
     let target = Target::Musl;
     target.is_there(false)?;
     let mut report = Report::default();
-    test_programs::run(&mut report, "what ships", target, &tidy::tested_packages().collect::<Vec<_>>())?;
+    let arguments: Vec<_> = tidy::tested_packages().collect();
+    Tests { what: "what ships", target, arguments: &arguments }.run(&mut report)?;
     run(target.cargo_of_library()?)?;
     symbols::preloaded(&mut report, target)?;
     fast_path::into(&mut report, target)?;

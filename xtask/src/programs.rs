@@ -34,29 +34,42 @@ const fn neap(file: &'static str, arguments: &'static [&'static str]) -> SelfChe
     SelfCheck { file, arguments, only_neap: true }
 }
 
+/// Those that take longest come first.
 const PROGRAMS: &[SelfCheck] = &[
-    both("family.c", &[]),
+    neap("guard.c", &[]),
+    both("address_limit.c", &[]),
+    both("sandbox.c", &[]),
+    both("table_hole.c", &[]),
+    neap("fork_stopped.c", &[]),
+    neap("burst_idle.c", &["16", "32", "64"]),
+    both("fork_race.c", &["100"]),
+    both("system_calls.c", &[]),
+    neap("unwind_steps.c", &[]),
+    neap("large_tls.c", &[]),
     both("realloc_ladder.c", &[]),
+    neap("kept_memory.c", &[]),
+    neap("limit_resident.c", &[]),
+    neap("one_thread.c", &[]),
+    both("signals_and_migration.c", &["2"]),
+    both("thread_storm.c", &["10000"]),
+    both("linker_lock.c", &["20"]),
+    neap("clone_children.c", &[]),
+    both("family.c", &[]),
     both("own_malloc.c", &[]),
     both("libc_names.c", &[]),
     both("wrapped_malloc.c", &[]),
     neap("jemalloc.c", &[]),
     neap("misuse.c", &[]),
-    neap("guard.c", &[]),
     neap("checked.cpp", &[]),
     both("fork_storm.c", &["20"]),
-    both("fork_race.c", &["100"]),
     both("fork_handlers.c", &[]),
     both("fork_streams.c", &[]),
     both("fork_in_fork.c", &[]),
-    neap("fork_stopped.c", &[]),
     both("stack_cache.c", &[]),
     both("own_thread.c", &[]),
     both("main_thread_ends.c", &[]),
     both("wrapped_threads.c", &[]),
     both("namespaces.c", &[]),
-    both("linker_lock.c", &["20"]),
-    both("thread_storm.c", &["10000"]),
     both("own_area.c", &[]),
     both("small_stack.c", &[]),
     both("coroutine_stack.c", &[]),
@@ -70,21 +83,9 @@ const PROGRAMS: &[SelfCheck] = &[
     both("outer_interposer.cpp", &[]),
     both("deep_bind.c", &[]),
     both("children.c", &[]),
-    neap("clone_children.c", &[]),
     both("vfork_children.c", &[]),
     both("unwind_signals.c", &[]),
-    neap("unwind_steps.c", &[]),
-    both("signals_and_migration.c", &["2"]),
     both("producer_consumer.c", &["4", "200000"]),
-    both("sandbox.c", &[]),
-    both("system_calls.c", &[]),
-    neap("burst_idle.c", &["16", "32", "64"]),
-    neap("one_thread.c", &[]),
-    neap("kept_memory.c", &[]),
-    neap("large_tls.c", &[]),
-    both("address_limit.c", &[]),
-    neap("limit_resident.c", &[]),
-    both("table_hole.c", &[]),
 ];
 
 /// Each program with its arguments, as a line.
@@ -147,11 +148,11 @@ fn passes(mut line: Command, environment: &dyn Fn(&mut Command)) -> Result<()> {
     Ok(())
 }
 
-/// Compiles and runs the programs with file names that pass `chosen`, two at a time.
+/// Compiles and runs the programs with file names that pass `chosen`, side by side.
 pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: &dyn Fn(&str) -> bool) -> Result<()> {
     let checks: Vec<&SelfCheck> = PROGRAMS.iter().filter(|check| chosen(check.file)).collect();
     let shared = Mutex::new(&mut *report);
-    lanes::each(&checks, |check| {
+    lanes::each(lanes::WAITING, &checks, |check| {
         check_one(&shared, check, library, scratch);
         Ok(())
     })?;
@@ -171,7 +172,7 @@ pub(crate) type Left = (&'static str, &'static str);
 pub(crate) fn elsewhere(report: &mut Report, target: Target, left: &[Left], scratch: &Path, mode: &Mode) -> Result<()> {
     let shared = Mutex::new(report);
     let library = target.library();
-    lanes::each(PROGRAMS, |check| {
+    lanes::each(lanes::WAITING, PROGRAMS, |check| {
         if let Some((_, reason)) = left.iter().find(|(file, _)| *file == check.file) {
             locked(&shared).skip(check.file, reason);
             return Ok(());

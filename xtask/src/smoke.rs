@@ -123,11 +123,11 @@ pub(crate) fn plain(command: &mut Command) {
     command.env("LC_ALL", "C");
 }
 
-/// Compares the chosen programs, two at a time.
+/// Compares the chosen programs, side by side.
 fn compare_all(report: &mut Report, library: &Path, work: &Path, chosen: &dyn Fn(&str) -> bool) -> Result<()> {
     let programs: Vec<&Program> = INSTALLED.iter().filter(|program| chosen(program.name)).collect();
     let report = Mutex::new(report);
-    lanes::each(&programs, |program| {
+    lanes::each(lanes::WAITING, &programs, |program| {
         match program.needs.iter().find(|needed| which(needed).is_none()) {
             Some(missing) => locked(&report).skip(program.name, &format!("{missing} is not installed")),
             None => compare(&report, program, library, &work.join(program.name.replace([' ', '\''], "-")))?,

@@ -1,4 +1,4 @@
-//! The crates' test programs: cargo builds them, and they run two at a time.
+//! The crates' test programs: cargo builds them, and they run side by side.
 //!
 //! Cargo runs one program after the other, and many of them wait or use one CPU. Examples in the
 //! documentation have no program of their own: cargo runs those.
@@ -14,11 +14,29 @@ use serde_json::Value;
 
 use crate::process::{self, Outcome};
 use crate::report::Report;
+use crate::smoke::locked;
 use crate::target::Target;
 use crate::{lanes, layout};
 
 /// Most time of one program, against a hang.
 const LIMIT: Duration = Duration::from_secs(1800);
+
+/// The programs that take longest, which start first: one that starts last runs alone.
+const LONGEST: &[&str] = &[
+    "neap-cli-hostile_profile",
+    "neap-objects-objects",
+    "neap-cli (neap)",
+    "neap-managers",
+    "neap-cli-top",
+    "neap-pages-pages",
+    "neap-cli-hostile",
+    "neap-cli-cli",
+    "neap-sim-machine",
+    "neap-objects-rseq_explorer",
+    "neap-cli-profile",
+    "neap-fork",
+    "neap-cli-profile_at_limit",
+];
 
 /// A test program that is built.
 #[derive(Debug, PartialEq, Eq)]
@@ -60,36 +78,76 @@ fn program_in(message: &str) -> Option<TestProgram> {
     Some(TestProgram { name, file: message["executable"].as_str()?.into(), folder: folder.into() })
 }
 
-/// Builds the test programs of `cargo test ARGUMENTS` and runs them, then the examples in these
-/// packages' documentation.
-pub(crate) fn run(report: &mut Report, what: &str, target: Target, arguments: &[&str]) -> Result<()> {
-    let cargo = |more: &[&'static str]| target.cargo(&[&["test", "--no-fail-fast"], arguments, more].concat());
-    let programs = match build(cargo(&[])) {
-        Ok(programs) => programs,
-        Err(error) => {
-            report.check(what, Err(error));
-            return Ok(());
+/// Tests of `cargo test ARGUMENTS` for a target.
+pub(crate) struct Tests<'a> {
+    pub(crate) what: &'a str,
+    pub(crate) target: Target,
+    pub(crate) arguments: &'a [&'a str],
+}
+
+impl Tests<'_> {
+    /// Builds the programs and runs them, then the examples in these packages' documentation.
+    pub(crate) fn run(&self, report: &mut Report) -> Result<()> {
+        let programs = self.build();
+        self.run_built(report, programs)
+    }
+
+    /// Builds the programs.
+    pub(crate) fn build(&self) -> Result<Vec<TestProgram>> {
+        build(self.cargo(&[]))
+    }
+
+    /// Runs built programs, then the examples in these packages' documentation.
+    pub(crate) fn run_built(&self, report: &mut Report, programs: Result<Vec<TestProgram>>) -> Result<()> {
+        let programs = match programs {
+            Ok(programs) => programs,
+            Err(error) => {
+                report.check(self.what, Err(error));
+                return Ok(());
+            }
+        };
+        run_all(report, programs, |command| {
+            if self.target == Target::Native {
+                // `test` has built it. Otherwise a test would build one, which takes minutes.
+                command.env("NEAP_LIBRARY", layout::library());
+            }
+        })?;
+        // Cargo takes no choice of programs beside the examples.
+        if !self.arguments.contains(&"--lib") {
+            report.check(&format!("examples of {}", self.what), process::run(self.cargo(&["--doc"])));
         }
-    };
+        Ok(())
+    }
+
+    fn cargo(&self, more: &[&'static str]) -> Command {
+        self.target.cargo(&[&["test", "--no-fail-fast"], self.arguments, more].concat())
+    }
+}
+
+/// Runs programs side by side, in an environment that `prepare` sets, and counts each in a report.
+pub(crate) fn run_all(
+    report: &mut Report,
+    mut programs: Vec<TestProgram>,
+    prepare: impl Fn(&mut Command) + Sync,
+) -> Result<()> {
+    longest_first(&mut programs);
     let report = Mutex::new(report);
-    let check = |name: &str, result| report.lock().unwrap_or_else(|e| e.into_inner()).check(name, result);
-    lanes::each(&programs, |program| {
+    lanes::each(lanes::BUSY, &programs, |program| {
         let start = Instant::now();
         let mut command = program.command();
-        if target == Target::Native {
-            // `test` has built it. Otherwise a test would build one, which takes minutes.
-            command.env("NEAP_LIBRARY", layout::library());
-        }
+        prepare(&mut command);
         let found = process::observe(command, LIMIT)?;
         let (tests, result) = verdict(&found);
-        check(&format!("{} ({tests}, {:.1} s)", program.name, start.elapsed().as_secs_f64()), result);
+        let name = format!("{} ({tests}, {:.1} s)", program.name, start.elapsed().as_secs_f64());
+        locked(&report).check(&name, result);
         Ok(())
-    })?;
-    // Cargo takes no choice of programs beside the examples.
-    if !arguments.contains(&"--lib") {
-        check(&format!("examples of {what}"), process::run(cargo(&["--doc"])));
-    }
-    Ok(())
+    })
+}
+
+/// Sorts programs by [`LONGEST`]. Others stay in their order.
+fn longest_first(programs: &mut [TestProgram]) {
+    let rank = |program: &TestProgram| LONGEST.iter().position(|name| *name == program.name).unwrap_or(LONGEST.len());
+    programs.sort_by_key(rank);
 }
 
 impl TestProgram {
@@ -134,6 +192,32 @@ mod tests {
         assert_eq!(message("bin", "tool", false), None, "a program that tests only use");
         assert_eq!(program_in("{\"reason\":\"build-finished\",\"success\":true}"), None);
         assert_eq!(program_in("no message"), None);
+    }
+
+    #[test]
+    fn programs_that_take_longest_start_first() {
+        let program = |name: &str| TestProgram { name: name.into(), file: PathBuf::new(), folder: PathBuf::new() };
+        let mut programs = ["b", LONGEST[1], "a", LONGEST[0]].map(program);
+        longest_first(&mut programs);
+        assert_eq!(programs.map(|program| program.name), [LONGEST[0], LONGEST[1], "b", "a"]);
+    }
+
+    #[test]
+    fn programs_that_take_longest_exist() {
+        let mut names = Vec::new();
+        for package in std::fs::read_dir(layout::root().join("crates")).unwrap() {
+            let (folder, package) = package.map(|entry| (entry.path(), entry.file_name())).unwrap();
+            let package = package.to_str().unwrap();
+            let tests = std::fs::read_dir(folder.join("tests")).into_iter().flatten().flatten();
+            names.extend(tests.filter_map(|test| {
+                let is_program = test.path().is_file() || test.path().join("main.rs").exists();
+                is_program.then(|| format!("{package}-{}", test.path().file_stem().unwrap().display()))
+            }));
+        }
+        // The command's own tests.
+        names.push("neap-cli (neap)".into());
+        let gone: Vec<_> = LONGEST.iter().filter(|name| !names.iter().any(|known| known == *name)).collect();
+        assert!(gone.is_empty(), "{gone:?} are no test programs");
     }
 
     #[test]
