@@ -267,9 +267,16 @@ impl ShrinkerInfo {
         Some(made)
     }
 
+    /// Returns a number that the numbers of all units are below: 0 if there is none. The first unit
+    /// is made before the table of the others.
+    fn unit_bound(&self) -> u32 {
+        // Acquire: as in `entry`.
+        if self.first.load(Ordering::Acquire).is_null() { 0 } else { UNITS }
+    }
+
     /// Returns the units that exist, with their numbers.
     pub(crate) fn units(&self) -> impl Iterator<Item = (u32, &InfoUnit)> {
-        (0..UNITS).filter_map(|unit| Some((unit, self.unit(unit)?)))
+        (0..self.unit_bound()).filter_map(|unit| Some((unit, self.unit(unit)?)))
     }
 }
 
@@ -341,7 +348,7 @@ impl ShrinkerInfos {
     pub(crate) unsafe fn close<H: Host>(&self, inside: &Inside<'_>, host: &H) {
         for table in &self.blocks {
             for info in (0..table.len()).filter_map(|at| table.get(at)) {
-                let units = (0..UNITS).filter_map(|unit| NonNull::new(info.entry(unit)));
+                let units = (0..info.unit_bound()).filter_map(|unit| NonNull::new(info.entry(unit)));
                 // SAFETY: `get_or_alloc_zeroed` got each unit from `host.memory` with this size. By
                 // this function's contract the host is the same, and no thread uses the unit.
                 units.for_each(|unit| unsafe { host.give_back(inside, unit.cast(), size_of::<InfoUnit>()) });
