@@ -42,10 +42,11 @@ fn without_checks(arguments: &[&str]) -> Result<()> {
 }
 
 /// Tests that take minutes or, with ten million mutated inputs, hours.
-const LONG: [&[&str]; 3] = [
+const LONG: [&[&str]; 4] = [
     &["test", "--release", "--package", "neap", "--test", "drift", "--", "--ignored"],
     &["test", "--release", "--package", "neap-pressure", "--test", "random", "--", "--ignored"],
     &["test", "--release", "--package", "neap-cli", "--bin", "neap", "--", "--ignored", "many_mutated"],
+    &["test", "--release", "--package", "neap-cli", "--test", "hostile_profile", "--", "--ignored", "every_role"],
 ];
 
 /// Builds the command and the libraries, and runs the crates' own tests. The shipped crates are

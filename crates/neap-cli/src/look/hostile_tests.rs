@@ -238,7 +238,7 @@ pub(crate) fn assert_resident_below(most: u64) {
 
 #[test]
 fn mutated_pages_and_reports_are_shown_or_refused() {
-    run_apart("look::hostile_tests::many_mutated_pages_and_reports_are_shown_or_refused", 40_000);
+    run_apart("look::hostile_tests::many_mutated_pages_and_reports_are_shown_or_refused", 12_000);
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn mutated_files_of_pprof_are_shown_or_refused() {
     println!("NEAP_SEED={seed}");
     let good = good_message();
     let mut counts = [0; 2];
-    for input in 0..20_000 {
+    for input in 0..6_000 {
         let mut message = good.clone();
         Random::of_input(seed, input).mutate_bytes(&mut message);
         let text = show_saved(&message);
@@ -176,7 +176,7 @@ fn mutated_files_of_pprof_are_shown_or_refused() {
 
 #[test]
 fn mutated_profiles_are_shown_or_refused() {
-    run_apart("profile::mutated_tests::many_mutated_profiles_are_shown_or_refused", 10_000);
+    run_apart("profile::mutated_tests::many_mutated_profiles_are_shown_or_refused", 3_000);
 }
 
 #[test]
