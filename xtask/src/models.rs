@@ -19,13 +19,13 @@ type Interpreted = (&'static str, &'static [&'static str], &'static [&'static st
 /// The longest first. Miri knows no inline assembly and few system calls, so these tests use plain
 /// memory. It is some hundred times slower than the machine, so they are small.
 const MIRI: &[Interpreted] = &[
-    ("neap-reclaim", &["--lib"], &["shrinkers::shrinker_info"]),
-    ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units"]),
-    ("neap-base", &["--test", "rcu_phases"], &[]),
-    ("neap-objects", &["--lib"], &["strided_run::", "sheaf::", "slab::", "holes::"]),
-    ("neap-percpu", &["--test", "plain_memory"], &[]),
-    ("neap-groups", &["--lib"], &["id::", "table::"]),
     ("neap-reclaim", &["--test", "lists"], &["a_small_history"]),
+    ("neap-objects", &["--lib"], &["strided_run::", "sheaf::", "slab::", "holes::"]),
+    ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units"]),
+    ("neap-reclaim", &["--lib"], &["shrinkers::shrinker_info"]),
+    ("neap-percpu", &["--test", "plain_memory"], &[]),
+    ("neap-base", &["--test", "rcu_phases"], &[]),
+    ("neap-groups", &["--lib"], &["id::", "table::"]),
 ];
 
 /// Runs every crate's loom tests.
