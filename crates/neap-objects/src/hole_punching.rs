@@ -86,7 +86,7 @@ impl<P: Platform> Objects<P> {
                         && count + RANGES_MAX <= ranges.len()
                         && looked < most
                     {
-                        match self.gather(node, at, most - looked, &mut ranges[count..]) {
+                        match self.gather(node, at, effort, most - looked, &mut ranges[count..]) {
                             Gathered { slabs: 0, .. } => class = next.next(),
                             Gathered { slabs, ranges } => (looked, count) = (looked + slabs, count + ranges),
                         }
@@ -106,8 +106,9 @@ impl<P: Platform> Objects<P> {
         Punched { slabs: looked, report }
     }
 
-    /// Isolates at most `most` resting slabs of a class.
-    fn gather(&self, node: usize, class: Class, most: usize, ranges: &mut [Range]) -> Gathered {
+    /// Isolates at most `most` resting slabs of a class. With [`Effort::Whole`], slabs in whole huge
+    /// pages count as in use instead.
+    fn gather(&self, node: usize, class: Class, effort: Effort, most: usize, ranges: &mut [Range]) -> Gathered {
         let (mut count, page_size) = (0, self.pages.page_size());
         let (mut loose, mut slabs) = (Loose::default(), 0);
         let mut cache = self.cache(node, class).lock();
@@ -120,6 +121,12 @@ impl<P: Platform> Objects<P> {
             // pages are empty, so all objects that start on them are free.
             unsafe {
                 let (pfn, empty) = (self.slabs.get(slab).pfn, self.slabs.empty_pages(slab));
+                if effort == Effort::Whole && self.pages.is_huge(pfn) {
+                    let on = cache.partial.on;
+                    cache.move_to(&self.slabs, slab, on);
+                    slabs += 1;
+                    continue;
+                }
                 let gone = empty & !self.slabs.get(slab).holes;
                 for pages in runs(gone) {
                     let (start, length) = (self.pages.address(pfn.plus(pages.start)), pages.len() * page_size);

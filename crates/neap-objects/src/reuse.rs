@@ -34,6 +34,7 @@ use crate::size_class::Class;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::gate::Inside;
+use neap_pages::Effort;
 
 /// The most objects that one call returns to slabs; its last step may exceed that.
 const OBJECTS_PER_CALL_MAX: u64 = 1 << 16;
@@ -245,10 +246,15 @@ impl<P: Platform> Objects<P> {
         }
         if !self.is_isolated_cpu_in_use() {
             let most = (RELEASED_BYTES_MAX >> self.pages.page_shift()).max(pages.into());
-            let wanted = free.saturating_sub(resident / 32).min(most) as u32;
             let near = self.pages.node(self.pages.nearest(&self.platform));
-            let released = near.release(&self.platform, wanted, &|| false).released;
-            self.reuse.counters[3].fetch_add(released.into(), Relaxed);
+            let mut released = 0;
+            // Parts of whole huge pages are worth more than others.
+            let parts_kept = (resident / 16).max(UNUSED_BYTES_MIN >> self.pages.page_shift());
+            for (kept, effort) in [(resident / 32, Effort::Whole), (parts_kept, Effort::Sparing)] {
+                let wanted = free.saturating_sub(kept).min(most).saturating_sub(released) as u32;
+                released += u64::from(near.release(&self.platform, wanted, effort, &|| false).released);
+            }
+            self.reuse.counters[3].fetch_add(released, Relaxed);
         }
     }
 

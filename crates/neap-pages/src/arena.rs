@@ -482,10 +482,14 @@ impl Arena {
         self.marks(pfn).fetch_or(Arena::huge_bit(pfn), Relaxed);
     }
 
+    /// Whether a page may be part of a huge page.
+    pub(crate) fn is_huge(&self, pfn: Pfn) -> bool {
+        self.marks(pfn).load(Relaxed) & Arena::huge_bit(pfn) != 0
+    }
+
     /// Whether a page may be part of a huge page. Clears the record.
     pub(crate) fn forget_huge(&self, pfn: Pfn) -> bool {
-        let (marks, bit) = (self.marks(pfn), Arena::huge_bit(pfn));
-        marks.load(Relaxed) & bit != 0 && marks.fetch_and(!bit, Relaxed) & bit != 0
+        self.is_huge(pfn) && self.marks(pfn).fetch_and(!Arena::huge_bit(pfn), Relaxed) & Arena::huge_bit(pfn) != 0
     }
 
     /// The node of a page; `None` for a page in a hole of the arena.

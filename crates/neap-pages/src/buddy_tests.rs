@@ -140,7 +140,8 @@ fn small_step(tiny: &mut Tiny, model: &mut Small, step: Step) -> bool {
             }
         }
         Step::Release => {
-            let Some(DetachedBlock { pfn, order, backed }) = tiny.buddy.detach_block(u32::MAX, Order(0)) else {
+            let Some(DetachedBlock { pfn, order, backed }) = tiny.buddy.detach_block(u32::MAX, Order(0), &|_| false)
+            else {
                 assert_eq!(model.free & model.dirty, 0);
                 return false;
             };
@@ -350,7 +351,7 @@ fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
             assert!(*fails || small.all(|pfn| model.dirty(pfn, CHUNK) == 0), "a chunk was passed over");
         }
         Large::Release(pages) => {
-            if let Some(DetachedBlock { pfn, order, backed }) = buddy.detach_block(*pages, Order(0)) {
+            if let Some(DetachedBlock { pfn, order, backed }) = buddy.detach_block(*pages, Order(0), &|_| false) {
                 assert!(backed <= *pages && backed == model.dirty(pfn, order.pages()));
                 assert!(model.is_free(pfn, order.pages()));
                 buddy.attach(pfn, order.pages(), order.pages());

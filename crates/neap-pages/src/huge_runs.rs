@@ -12,6 +12,9 @@
 //!   long as the rest of the resident memory. A sparse run then at most doubles the resident
 //!   memory. The arrays of a growing program get memory without a fault for each small page.
 //!
+//! A run of small pages that grows out of its place is copied, up to [`COPIED_PAGES_MAX`], if the new
+//! run has huge pages. Moved page tables would keep the small pages, in a mapping of their own.
+//!
 //! At most [`RUNS_MAX`] runs allow huge pages at a time, since each may split a mapping into three.
 //! On a machine with isolated CPUs no run does, since khugepaged flushes address translations on
 //! every CPU of the process.
@@ -40,6 +43,9 @@ use neap_base::{Pfn, Platform};
 
 /// The most runs with huge pages: the kernel allows 65530 mappings by default.
 const RUNS_MAX: u32 = 8192;
+
+/// The longest run that is copied to get huge pages: 64 MiB, a hundredth of a second.
+pub(crate) const COPIED_PAGES_MAX: u32 = 32 * UNIT;
 
 /// Pages of a huge page.
 const UNIT: u32 = HUGE.pages();
@@ -102,7 +108,7 @@ impl Arena {
             return None;
         }
         let (before, after) = (whole_units(pfn, old), whole_units(pfn, new));
-        if before.is_empty() || !self.is_in_run(Pfn(before.start)) {
+        if !self.is_huge_run(pfn, old) {
             return None;
         }
         if after.is_empty() {
@@ -110,6 +116,12 @@ impl Arena {
         }
         let lost = after.end..before.end;
         (!self.advise_run(platform, &lost, HugePages::Forbidden)).then_some(lost)
+    }
+
+    /// Whether a run allows huge pages. The caller owns the run.
+    pub(crate) fn is_huge_run(&self, pfn: Pfn, pages: u32) -> bool {
+        let units = whole_units(pfn, pages);
+        !units.is_empty() && self.is_in_run(Pfn(units.start))
     }
 
     /// Counts one more run with huge pages. Returns `false` at the limit.

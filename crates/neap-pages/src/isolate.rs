@@ -13,8 +13,11 @@
 
 use crate::buddy::{BACKED, Buddy, FoundBlock, LIST_ORDERS, Memory, PARTLY, UNBACKED};
 use crate::frames::State;
-use crate::units::{CHUNK, CHUNK_ORDER};
+use crate::units::{CHUNK, CHUNK_ORDER, HUGE};
 use neap_base::{Order, Pfn, bitmap};
+
+/// The most blocks of a list that one search examines.
+const EXAMINED_BLOCKS_MAX: usize = 32;
 
 /// Adjacent chunks that were detached.
 pub(crate) struct DetachedChunks {
@@ -57,9 +60,15 @@ impl Buddy {
         Some(DetachedChunks { first, count: top - first + 1, backed: sum })
     }
 
-    /// Detaches one block of at least order `least` with at most `pages` backed pages.
-    pub(crate) fn detach_block(&mut self, pages: u32, least: Order) -> Option<DetachedBlock> {
-        let FoundBlock { pfn, order, class } = self.oldest_backed(least, pages)?;
+    /// Detaches one block of at least order `least` with at most `pages` backed pages. Leaves blocks
+    /// of less than 2 MiB for whose first page `stays` returns true.
+    pub(crate) fn detach_block(
+        &mut self,
+        pages: u32,
+        least: Order,
+        stays: &dyn Fn(Pfn) -> bool,
+    ) -> Option<DetachedBlock> {
+        let FoundBlock { pfn, order, class } = self.oldest_backed(least, pages, stays)?;
         let backed = self.count_backed(pfn, order.pages());
         self.detach(pfn, order, class);
         Some(DetachedBlock { pfn, order, backed })
@@ -72,7 +81,7 @@ impl Buddy {
         let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| Pfn(chunk * CHUNK));
         let chunk = chunk.map(|pfn| FoundBlock { pfn, order: CHUNK_ORDER, class: PARTLY });
         let FoundBlock { mut pfn, order: mut size, class } =
-            chunk.or_else(|| self.oldest_backed(Order(least.0 + 1), u32::MAX))?;
+            chunk.or_else(|| self.oldest_backed(Order(least.0 + 1), u32::MAX, &|_| false))?;
         if size <= least || pages < least.pages() {
             return None;
         }
@@ -94,14 +103,17 @@ impl Buddy {
         Some(DetachedBlock { pfn, order: size, backed })
     }
 
-    /// The largest block of at least order `least` that has 1 to `pages` backed pages. Examines
-    /// only the block of each list that was freed longest ago. Of one order, examines the partly
-    /// backed block first.
-    fn oldest_backed(&self, least: Order, pages: u32) -> Option<FoundBlock> {
+    /// The largest block of at least order `least` that has 1 to `pages` backed pages. Of each list,
+    /// examines only the block that was freed longest ago among those that need not stay. Of one
+    /// order, examines the partly backed block first.
+    fn oldest_backed(&self, least: Order, pages: u32, stays: &dyn Fn(Pfn) -> bool) -> Option<FoundBlock> {
         for order in (least.index()..LIST_ORDERS).rev() {
             for class in [PARTLY, BACKED] {
-                let Some(pfn) = self.lists[class][order].tail.some() else { continue };
                 let order = Order(order as u8);
+                let tail = self.lists[class][order.index()].tail.some();
+                let blocks = core::iter::successors(tail, |&pfn| self.frames.frame(pfn).prev().some());
+                let mut blocks = blocks.take(EXAMINED_BLOCKS_MAX);
+                let Some(pfn) = blocks.find(|&pfn| order >= HUGE || !stays(pfn)) else { continue };
                 if self.count_backed(pfn, order.pages()) <= pages {
                     return Some(FoundBlock { pfn, order, class });
                 }

@@ -306,6 +306,11 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(head)).backed_part(head, part)
     }
 
+    /// Whether a page may be part of a whole huge page.
+    pub fn is_huge(&self, pfn: Pfn) -> bool {
+        self.first.arena.is_huge(pfn)
+    }
+
     /// Frees a run. Ends the process if the run is not handed out, or is not of this length.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
         platform.note(Handover { pfn, pages, freed: true });
@@ -323,6 +328,12 @@ impl<P: Platform> NodePages<P> {
     /// another run into it ([`Platform::move_pages`]), or the system refused to move its own.
     pub fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
         self.node(self.node_of(pfn)).allow_huge(platform, pfn, pages);
+    }
+
+    /// Whether a run of `old` pages that grows to `new` pages elsewhere gains huge pages if it is
+    /// copied. Moved pages ([`Platform::move_pages`]) stay as they are. The caller owns the run.
+    pub fn gains_huge_pages(&self, pfn: Pfn, old: u32, new: u32) -> bool {
+        self.node(self.node_of(pfn)).gains_huge_pages(pfn, old, new)
     }
 
     /// Forbids huge pages in a run before its pages are moved ([`Platform::move_pages`]). The move

@@ -16,10 +16,11 @@ use crate::arena::{MappedBytes, Shared};
 use crate::block_batch::{Chain, TOUCHED};
 use crate::buddy::{Buddy, Memory, take_out};
 use crate::frames::{Frames, State};
+use crate::huge_runs::COPIED_PAGES_MAX;
 use crate::init::Own;
 use crate::page_lists::{Missing, PageLists};
 use crate::policy::{Adaptive, Policy};
-use crate::purge::Release;
+use crate::purge::{Effort, Release};
 use crate::run_cache::{CachedRun, LONGEST, Runs};
 use crate::shape::{EarlyTables, MARKED};
 use crate::statistics::{Needs, Statistics};
@@ -168,7 +169,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // One call may release fewer pages: it leaves blocks that have more backed pages than it
         // still wants.
         while beyond > 0 && !stop() {
-            let released = self.release(platform, beyond.max(SHED_PAGES_MIN), stop).released;
+            let released = self.release(platform, beyond.max(SHED_PAGES_MIN), Effort::Sparing, stop).released;
             beyond = if released == 0 { 0 } else { beyond.saturating_sub(released) };
         }
     }
@@ -353,6 +354,14 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let resident = self.zone.lock().resident();
         if self.arena.is_worth_huge(pages, resident) {
             self.arena.allow_huge(platform, pfn, 0, pages);
+        }
+    }
+
+    /// See [`NodePages::gains_huge_pages`](crate::NodePages::gains_huge_pages).
+    pub(crate) fn gains_huge_pages(&self, pfn: Pfn, old: u32, new: u32) -> bool {
+        old <= COPIED_PAGES_MAX && !self.arena.is_huge_run(pfn, old) && {
+            let resident = self.zone.lock().resident();
+            self.arena.is_worth_huge(new, resident.saturating_add(new))
         }
     }
 

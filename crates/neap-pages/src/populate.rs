@@ -38,11 +38,11 @@ use neap_base::{Order, Pfn, Platform};
 /// The largest order of a requested block that leads to population.
 pub(crate) const LARGEST: Order = Order(8);
 /// With at least this many pages in use or backed, beyond the pages that lists keep, threads
-/// populate blocks: 8 MiB.
-const FLOOR_PAGES: u32 = 2048;
-/// The fewest pages in use or backed with which a block of [`Touched::one_more`] is populated: 4
+/// populate blocks: 3 MiB.
+const FLOOR_PAGES: u32 = 768;
+/// The fewest pages in use or backed with which a block of [`Touched::one_more`] is populated: 2
 /// MiB.
-const BULK_FLOOR_PAGES: u32 = 1024;
+const BULK_FLOOR_PAGES: u32 = 512;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH_BLOCKS_MAX: u32 = 64;
 /// A batch is at most this multiple of the resident memory. Each time huge pages are allowed for
@@ -54,7 +54,7 @@ const AHEAD_BLOCKS: u32 = 4;
 /// The most pages that come from unbacked pieces of less than 2 MiB between two ticks. A program
 /// that grows slowly fills the pieces. One that grows faster gets huge pages, and the pieces are
 /// left until there is no whole block.
-const PIECE_PAGES_MAX: u32 = 128;
+const PIECE_PAGES_MAX: u32 = 32;
 /// The smallest blocks that threads populate because the blocks' pages were released and are needed
 /// again: 64 KiB.
 const LEAST_REFILL: Order = Order(4);
@@ -360,7 +360,9 @@ impl Zone {
 mod tests {
     use super::*;
     use crate::machine::{Opened, shape};
+    use crate::purge::Effort;
     use crate::shape::Shape;
+    use crate::zone::INTERVALS;
     use core::sync::atomic::AtomicBool;
     use neap_testing::virtual_platform::Virtual;
     use std::vec::Vec;
@@ -406,7 +408,7 @@ mod tests {
         let machine = Virtual::new(4096, 1);
         let o = opened_with_a_huge_page(&machine);
         for _ in 0..12 {
-            (0..2).for_each(|_| _ = o.pages.tick(&machine));
+            (0..=INTERVALS).for_each(|_| _ = o.pages.tick(&machine));
             assert_eq!(o.pages.statistics().backed_free, 0);
             o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap();
         }
@@ -419,7 +421,7 @@ mod tests {
     fn fast_growth_leaves_pieces_for_later() {
         let machine = Virtual::new(4096, 1);
         let o = opened_with_a_huge_page(&machine);
-        (0..2).for_each(|_| _ = o.pages.tick(&machine));
+        (0..=INTERVALS).for_each(|_| _ = o.pages.tick(&machine));
         let zero = || o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap().zero;
         assert_eq!((0..8).filter(|_| zero()).count(), PIECE_PAGES_MAX as usize / 32, "blocks out of pieces");
         assert_eq!(o.pages.statistics().populated, 1024);
@@ -448,7 +450,7 @@ mod tests {
                 blocks.iter_mut().enumerate().filter(|(n, _)| n % 8 > 0).map(|(_, block)| block).collect();
             freed.iter().for_each(|block| o.pages.free_block(&machine, block.pfn, Order(5)));
             o.pages.drain_all(&machine);
-            let released = o.pages.release_blocks(&machine, u32::MAX, Order(4), &|| false).released;
+            let released = o.pages.release_blocks(&machine, u32::MAX, Order(4), Effort::Sparing, &|| false).released;
             assert!(released >= 224 * 32, "{released} pages");
             if expected {
                 o.pages.expect_again(released);

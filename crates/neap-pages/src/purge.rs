@@ -9,9 +9,10 @@
 //! are handed out, which their holders choose. Blocks that the system refused stay as they were.
 //! The caller decides how many pages are released.
 //!
-//! A huge page is split before a part of it is released. Otherwise the kernel keeps all of it until
-//! the container is short of memory. A release that makes room for pages that another allocation
-//! takes at once does not split.
+//! A part of a whole huge page is released late ([`Effort::Whole`]), since the rest of the huge page
+//! is slower afterwards and never becomes whole again. The huge page is split first. Otherwise the
+//! kernel keeps all of it until the container is short of memory. A release that makes room for
+//! pages that another allocation takes at once does not split.
 //!
 //! # Locking
 //!
@@ -139,6 +140,8 @@ impl ReleaseTurn<'_> {
 /// The effort of a release or a trim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effort {
+    /// As [`Effort::Sparing`]. Also leaves all parts of huge pages that are whole.
+    Whole,
     /// Makes few single calls at a time, and releases no locked memory. A trim leaves memory that
     /// was used lately.
     Sparing,
@@ -170,7 +173,7 @@ impl<P: Platform> ReleasePass<'_, P> {
     pub(crate) fn run(mut self, pages: u32, report: &mut Report) -> bool {
         let release = self.release;
         let idle = release.idle.load(Ordering::Relaxed);
-        if idle > 0 && self.effort == Effort::Sparing {
+        if idle > 0 && self.effort != Effort::Full {
             release.idle.store(idle - 1, Ordering::Relaxed);
             return false;
         }
@@ -190,7 +193,7 @@ impl<P: Platform> ReleasePass<'_, P> {
         mut settle: impl FnMut(&[Range], usize),
         report: &mut Report,
     ) -> bool {
-        if self.release.idle.load(Ordering::Relaxed) > 0 && self.effort == Effort::Sparing {
+        if self.release.idle.load(Ordering::Relaxed) > 0 && self.effort != Effort::Full {
             // Only `run` counts `idle` down.
             return false;
         }
@@ -372,11 +375,12 @@ impl<P: Platform> ReleasePass<'_, P> {
     fn gather(&mut self, wanted: &mut u32) -> usize {
         let shift = self.arena.page_shift();
         let (mut count, mut bytes, mut dry) = (0, 0, false);
+        let stays = |pfn| self.effort == Effort::Whole && self.arena.is_huge(pfn);
         while !dry {
             let mut inner = self.zone.lock();
             for _ in 0..self.hold {
                 dry = count == self.ranges.len() || bytes >= CALL_BYTES_MAX || *wanted == 0;
-                let block = if dry { None } else { inner.buddy.detach_block(*wanted, self.least) };
+                let block = if dry { None } else { inner.buddy.detach_block(*wanted, self.least, &stays) };
                 let Some(DetachedBlock { pfn, order, backed }) = block else {
                     dry = true;
                     break;
@@ -465,35 +469,88 @@ impl<P: Platform> ReleasePass<'_, P> {
 #[cfg(test)]
 mod tests {
     use crate::machine::{Opened, shape};
+    use crate::purge::Effort;
     use crate::shape::{EarlyTables, Shape};
+    use crate::zone::INTERVALS;
     use neap_base::Order;
     use neap_testing::virtual_platform::Virtual;
     use std::vec::Vec;
+
+    /// A machine whose zone has populated two huge pages, and their blocks of 32 pages.
+    fn two_huge_pages(machine: &Virtual) -> (Opened<'_, Virtual>, Vec<crate::Block>) {
+        let o = Opened::new(machine, &Shape { huge: true, ..shape(None) }).unwrap();
+        let take = || o.pages.allocate_one_more_block(machine, Order(5), EarlyTables::Written).unwrap();
+        let mut blocks: Vec<_> = core::iter::from_fn(|| Some(take())).take(2048 / 32).collect();
+        while o.pages.statistics().populated < 2 * 512 || o.pages.statistics().backed_free >= 32 {
+            blocks.push(take());
+        }
+        let huge = blocks.split_off(blocks.len() - 32);
+        (o, huge)
+    }
+
+    fn free(o: &Opened<'_, Virtual>, machine: &Virtual, blocks: &[crate::Block]) {
+        blocks.iter().for_each(|block| o.pages.free_block(machine, block.pfn, Order(5)));
+        o.pages.drain_all(machine);
+    }
 
     /// A container's charge falls with its resident memory, unless the pages are replaced at once.
     #[test]
     fn a_huge_page_is_split_once_before_parts_of_it_go_for_good() {
         let machine = Virtual::new(4096, 1);
-        let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
-        let take = || o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap();
-        let mut blocks: Vec<_> = core::iter::from_fn(|| Some(take())).take(2048 / 32).collect();
-        while o.pages.statistics().populated < 2 * 512 || o.pages.statistics().backed_free >= 32 {
-            blocks.push(take());
-        }
-        let last = blocks.len() - 32;
-        let free = |blocks: &[crate::Block]| {
-            blocks.iter().for_each(|block| o.pages.free_block(&machine, block.pfn, Order(5)));
-            o.pages.drain_all(&machine);
-        };
+        let (o, blocks) = two_huge_pages(&machine);
+        let free = |blocks: &[crate::Block]| free(&o, &machine, blocks);
         // Every second block of two huge pages.
-        let parts: Vec<_> = blocks[last..].iter().step_by(2).copied().collect();
+        let parts: Vec<_> = blocks.iter().step_by(2).copied().collect();
         free(&parts[..4]);
-        assert_eq!((o.pages.release(&machine, u32::MAX, &|| false).released, machine.splits()), (4 * 32, 0));
+        assert_eq!(
+            (o.pages.release(&machine, u32::MAX, Effort::Sparing, &|| false).released, machine.splits()),
+            (4 * 32, 0)
+        );
         for (part, splits) in [(4..6, 1), (6..8, 1), (8..10, 2), (10..16, 2)] {
             free(&parts[part.clone()]);
-            let released = o.pages.release_blocks(&machine, u32::MAX, Order(0), &|| false).released;
+            let released = o.pages.release_blocks(&machine, u32::MAX, Order(0), Effort::Sparing, &|| false).released;
             assert_eq!((released, machine.splits()), (part.len() as u32 * 32, splits), "{part:?}");
         }
+        o.pages.verify().unwrap();
+    }
+
+    /// The rest of a huge page stays fast, and the program may soon need the free part.
+    #[test]
+    fn parts_of_a_whole_huge_page_stay_for_several_intervals() {
+        let machine = Virtual::new(4096, 1);
+        let (o, blocks) = two_huge_pages(&machine);
+        let ticks = || core::array::from_fn::<u32, INTERVALS, _>(|_| o.pages.tick(&machine).released);
+        ticks();
+        // Half of the first huge page, and the second as a whole.
+        let parts: Vec<_> = blocks[..16].iter().step_by(2).chain(&blocks[16..]).copied().collect();
+        free(&o, &machine, &parts);
+        let whole = |wanted| o.pages.release_blocks(&machine, wanted, Order(0), Effort::Whole, &|| false).released;
+        assert_eq!(whole(100), 0, "a part of either huge page would go");
+        assert_eq!((ticks(), machine.splits()), ([0, 512, 0, 0], 0));
+        assert_eq!(o.pages.statistics().backed_free, 8 * 32);
+        // What was needed meanwhile begins to wait anew.
+        let taken = o.pages.allocate_block(&machine, Order(5)).unwrap();
+        assert_eq!((ticks(), machine.splits()), ([7 * 32, 0, 0, 0], 1));
+        free(&o, &machine, &[taken]);
+        // The huge page is broken by now, so its parts wait no longer.
+        assert_eq!(ticks(), [0, 32, 0, 0]);
+        o.pages.verify().unwrap();
+    }
+
+    /// Growth exchanges free pages outside of whole huge pages for fresh ones first.
+    #[test]
+    fn blocks_behind_parts_of_whole_huge_pages_are_found() {
+        let machine = Virtual::new(4096, 1);
+        let (o, blocks) = two_huge_pages(&machine);
+        // A broken huge page, whose blocks were freed last.
+        free(&o, &machine, &blocks[..1]);
+        assert_eq!(o.pages.release_blocks(&machine, u32::MAX, Order(0), Effort::Sparing, &|| false).released, 32);
+        let later: Vec<_> = blocks[2..16].iter().step_by(2).copied().collect();
+        let sooner: Vec<_> = blocks[16..].iter().step_by(2).copied().collect();
+        free(&o, &machine, &sooner);
+        free(&o, &machine, &later);
+        let released = o.pages.release_blocks(&machine, u32::MAX, Order(0), Effort::Whole, &|| false).released;
+        assert_eq!((released, machine.splits()), (7 * 32, 1));
         o.pages.verify().unwrap();
     }
 }

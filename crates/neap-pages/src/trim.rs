@@ -3,8 +3,9 @@
 //! # Design
 //!
 //! A tick drains lists that did not change, then releases pages that were not needed since the
-//! previous tick. Lists are also drained on request, at watermarks, and by allocations that are
-//! about to fail. Only the thread that has the turn releases.
+//! previous tick. It leaves the parts of whole huge pages, except for as many pages as were free
+//! during the last [`INTERVALS`](crate::zone::INTERVALS) intervals. Lists are also drained on request, at watermarks, and by
+//! allocations that are about to fail. Only the thread that has the turn releases.
 //!
 //! # Locking
 //!
@@ -57,6 +58,15 @@ struct Wanted {
     effort: Effort,
     /// See [`ReleasePass::splits`].
     splits: bool,
+}
+
+/// The backed pages that [`Pages::give_back`] releases.
+#[derive(Clone, Copy, Debug)]
+struct GiveBack {
+    unneeded: u32,
+    effort: Effort,
+    /// Pages that were free for so long that parts of whole huge pages go for them.
+    long_unneeded: u32,
 }
 
 /// Attempts to take a turn that another thread has: some tenths of a second.
@@ -117,16 +127,18 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     pub(crate) fn tick_within(&self, platform: &P, most: u32, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         let Some(turn) = self.release.turn() else { return Report { left: true, ..report } };
-        let (unneeded, room) = {
-            let inner = self.zone.lock();
-            (inner.buddy.backed_low, inner.room())
+        let (unneeded, long_unneeded, room) = {
+            let mut inner = self.zone.lock();
+            (inner.buddy.backed_low, inner.end_interval(), inner.room())
         };
         self.look_at(room);
         if self.lists.untold.load(Relaxed) {
             self.tell_pressure();
         }
         let listed = self.drain_lists(Why::Time(self.lists.quarters(platform.now())), &mut report);
-        self.give_back(platform, turn, unneeded.min(most), Effort::Sparing, stop, &mut report);
+        let unneeded = unneeded.min(most);
+        let wanted = GiveBack { unneeded, effort: Effort::Whole, long_unneeded: long_unneeded.min(most) };
+        self.give_back(platform, turn, wanted, stop, &mut report);
         report.left |= listed;
         if !report.left {
             // There may be no tick for long, so the state of rested lists is reset now.
@@ -151,7 +163,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                 break;
             }
             if let Some(turn) = self.release.turn() {
-                self.give_back(platform, turn, u32::MAX, Effort::Full, stop, &mut report);
+                let wanted = GiveBack { unneeded: u32::MAX, effort: Effort::Full, long_unneeded: 0 };
+                self.give_back(platform, turn, wanted, stop, &mut report);
                 report.left |= listed;
                 return report;
             }
@@ -163,21 +176,28 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Releases up to `pages` free pages to make room for other pages that are taken from the
     /// system at once. Does not split huge pages. Pages in lists stay. Does nothing while another
     /// thread releases.
-    pub fn release(&self, platform: &P, pages: u32, stop: &dyn Fn() -> bool) -> Report {
-        let wanted = Wanted { pages, least: Order(0), effort: Effort::Sparing, splits: false };
+    pub fn release(&self, platform: &P, pages: u32, effort: Effort, stop: &dyn Fn() -> bool) -> Report {
+        let wanted = Wanted { pages, least: Order(0), effort, splits: false };
         self.release_wanted(platform, wanted, stop)
     }
 
     /// Releases up to `pages` pages of free blocks that are at least of order `least`, although
     /// they may be needed again. Pages in lists stay. Does nothing while another thread releases.
-    pub fn release_blocks(&self, platform: &P, pages: u32, least: Order, stop: &dyn Fn() -> bool) -> Report {
-        self.release_wanted(platform, Wanted { pages, least, effort: Effort::Sparing, splits: true }, stop)
+    pub fn release_blocks(
+        &self,
+        platform: &P,
+        pages: u32,
+        least: Order,
+        effort: Effort,
+        stop: &dyn Fn() -> bool,
+    ) -> Report {
+        self.release_wanted(platform, Wanted { pages, least, effort, splits: true }, stop)
     }
 
     fn release_wanted(&self, platform: &P, wanted: Wanted, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
-        if let Some(turn) = self.release.turn() {
-            self.run(platform, turn, wanted, stop, &mut report);
+        if let Some(mut turn) = self.release.turn() {
+            self.run(platform, &mut turn, wanted, stop, &mut report);
             let mut inner = self.zone.lock();
             inner.buddy.backed_low = inner.buddy.backed_low.min(inner.buddy.backed_free);
         }
@@ -228,18 +248,25 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.lock().buddy.lazy
     }
 
-    /// Releases up to `pages` backed pages, and begins a new interval.
+    /// Releases up to `unneeded` backed pages. Then releases parts of whole huge pages as well, until
+    /// `long_unneeded` pages are released in all. Begins a new interval.
     fn give_back(
         &self,
         platform: &P,
-        turn: ReleaseTurn<'_>,
-        pages: u32,
-        effort: Effort,
+        mut turn: ReleaseTurn<'_>,
+        GiveBack { unneeded, effort, long_unneeded }: GiveBack,
         stop: &dyn Fn() -> bool,
         report: &mut Report,
     ) {
-        let wanted = Wanted { pages, least: Order(0), effort, splits: true };
-        let willing = self.run(platform, turn, wanted, stop, report);
+        let wanted = Wanted { pages: unneeded, least: Order(0), effort, splits: true };
+        let mut willing = self.run(platform, &mut turn, wanted, stop, report);
+        let pages = long_unneeded.saturating_sub(report.released);
+        if willing && pages > 0 {
+            let mut parts = Report::default();
+            let wanted = Wanted { pages, effort: Effort::Sparing, ..wanted };
+            willing = self.run(platform, &mut turn, wanted, stop, &mut parts);
+            *report = report.and(parts);
+        }
         let mut inner = self.zone.lock();
         inner.buddy.backed_low = inner.buddy.backed_free;
         inner.population.pieces = 0;
@@ -251,7 +278,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     fn run(
         &self,
         platform: &P,
-        mut turn: ReleaseTurn<'_>,
+        turn: &mut ReleaseTurn<'_>,
         Wanted { pages, least, effort, splits }: Wanted,
         stop: &dyn Fn() -> bool,
         report: &mut Report,

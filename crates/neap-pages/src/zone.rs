@@ -39,6 +39,10 @@ pub(crate) fn wait<P: Platform>(platform: &P, poll: u32) {
     if poll < PAUSES_MAX { platform.pause() } else { platform.sleep(SLEEP_NS) }
 }
 
+/// Number of intervals during which free pages stay in whole huge pages: a second by default. A
+/// program that needs them again once a second keeps its huge pages.
+pub(crate) const INTERVALS: usize = 4;
+
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) buddy: Buddy,
@@ -47,6 +51,8 @@ pub(crate) struct Inner {
     /// Pages that are handed out without memory. Negative for a moment if one thread has charged
     /// holes that another thread frees.
     pub(crate) holes: i32,
+    /// The least number of free backed pages in each of the intervals before this one.
+    lows: [u32; INTERVALS - 1],
     pub(crate) locks: u64,
     pub(crate) population: Population,
     /// Pages that may be used here; [`UNLIMITED`] without a budget.
@@ -69,6 +75,14 @@ impl Inner {
     /// Resident pages, used and free.
     pub(crate) fn resident(&self) -> u32 {
         self.used().wrapping_add(self.buddy.backed_free)
+    }
+
+    /// Returns the number of backed pages that were free during the last [`INTERVALS`] intervals,
+    /// and moves on to the next interval.
+    pub(crate) fn end_interval(&mut self) -> u32 {
+        let low = self.buddy.backed_low;
+        self.lows.rotate_right(1);
+        core::mem::replace(&mut self.lows[0], low).min(self.lows.iter().copied().fold(low, u32::min))
     }
 
     /// Resident pages beyond the budget, with those of tables.
@@ -211,6 +225,7 @@ impl Zone {
                 buddy,
                 releasing: 0,
                 holes: 0,
+                lows: [0; INTERVALS - 1],
                 locks: 0,
                 population,
                 budget,

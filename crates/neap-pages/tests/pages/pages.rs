@@ -289,7 +289,7 @@ fn a_budget_bounds_what_is_resident_when_free_memory_is_reused() {
                 let (pfn, order) = blocks.swap_remove(random.below(blocks.len()));
                 o.pages.free_block(&machine, pfn, order);
             }
-            4 => _ = o.pages.release(&machine, pages, &|| false),
+            4 => _ = o.pages.release(&machine, pages, neap_pages::Effort::Sparing, &|| false),
             5 => runs.extend(o.pages.allocate_run(&machine, pages, 1).map(|run| (run.pfn, pages))),
             6 => {
                 let run = o.pages.allocate_resident_run(&machine, pages, 1);

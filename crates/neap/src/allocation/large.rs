@@ -145,6 +145,10 @@ impl<P: Platform> Core<P> {
         if bytes < MOVE_BYTES_MIN || size < bytes {
             return None;
         }
+        let count = u32::try_from(size.div_ceil(pages.page_size())).ok()?;
+        if pages.gains_huge_pages(pages.pfn(pointer.addr()), old, count) {
+            return None;
+        }
         // Moving page tables interrupts every CPU that runs the process.
         if self.objects.is_isolated_cpu_in_use() {
             return None;
@@ -324,6 +328,36 @@ mod tests {
         unsafe { mm.close() };
     }
 
+    /// Moved page tables keep small pages, in a mapping of their own.
+    #[test]
+    fn run_of_small_pages_is_copied_if_the_longer_run_has_huge_pages() {
+        for huge in [true, false] {
+            let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+            // SAFETY: the manager stays in its box.
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, huge, ..Options::DEFAULT }) }.unwrap();
+            let core = mm.core().unwrap();
+            // More is resident than any run below is long.
+            let rest = mm.allocate(32 * MIB);
+            let mut run = mm.allocate(MIB);
+            let mut grow = |size: usize| {
+                let moved = core.move_run(&mm.gate.enter(0), run, size, 16);
+                run = moved.unwrap_or_else(|| {
+                    // SAFETY: the run was not moved, and is this test's.
+                    unsafe { mm.free(run) };
+                    mm.allocate(size)
+                });
+                moved.is_some()
+            };
+            assert!(grow(2 * MIB - 4096), "the longer run has no whole huge page");
+            assert_eq!(grow(8 * MIB), !huge, "it gets huge pages if there are any");
+            assert!(grow(16 * MIB), "it keeps what it has");
+            // SAFETY: the runs are this test's, and each is freed once.
+            unsafe { [rest, run].into_iter().for_each(|run| mm.free(run)) };
+            // SAFETY: no thread uses the manager any more.
+            unsafe { mm.close() };
+        }
+    }
+
     /// The system unmaps the target of a refused move, and refuses to map it again.
     #[test]
     fn lost_move_target_is_not_allocated_again() {
@@ -385,7 +419,8 @@ mod tests {
         {
             let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
             // SAFETY: the manager stays in its box.
-            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, huge: false, ..Options::DEFAULT }) }
+                .unwrap();
             let core = mm.core().unwrap();
             let (pages, platform) = (&core.objects.pages, &core.objects.platform);
             // Nothing has to be mapped later.
@@ -502,7 +537,8 @@ mod tests {
         for moves in [true, false] {
             let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
             // SAFETY: the manager stays in its box.
-            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, huge: false, ..Options::DEFAULT }) }
+                .unwrap();
             let core = mm.core().unwrap();
             let (pages, platform) = (&core.objects.pages, &core.objects.platform);
             if !moves {

@@ -118,7 +118,8 @@ impl Cache {
                 Scanned { objects: slabs as u64, freed: report.released.into() }
             }
             Cache::Free if !held() => {
-                let freed = pages.release(platform, wanted.min(u32::MAX.into()) as u32, &held).released.into();
+                let freed =
+                    pages.release(platform, wanted.min(u32::MAX.into()) as u32, Effort::Sparing, &held).released.into();
                 Scanned { objects: if freed > 0 { wanted.max(freed) } else { 0 }, freed }
             }
             Cache::PerCpu if !held() => {

@@ -233,9 +233,12 @@ impl<P: Platform> Core<P> {
         if pages.backed_free_pages() < u64::from(wanted) && pages.listed() > FEW_LISTED {
             pages.drain_all(platform);
         }
+        // A smaller block is the rest of a huge page while the program goes on.
+        let effort = if least == Order(0) { Effort::Sparing } else { Effort::Whole };
         let (mut released, mut failed) = (0, 0);
         for node in 0..pages.nodes() {
-            let report = pages.node(node).release_blocks(platform, wanted - released.min(wanted), least, stop);
+            let wanted = wanted - released.min(wanted);
+            let report = pages.node(node).release_blocks(platform, wanted, least, effort, stop);
             pages.node(node).expect_again(report.released);
             released += report.released;
             failed += report.failed;

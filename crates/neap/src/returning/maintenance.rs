@@ -31,6 +31,8 @@ const CHECK_PERIOD_CALLS: u32 = 7;
 /// Ticks in a row in which a CPU may be skipped before its stacks no longer cause further ticks.
 /// Likewise for pages, if an isolated CPU keeps ticks from releasing them.
 const SKIPPED_TICKS_MAX: u32 = 8;
+/// Ticks from one that punches holes into whole huge pages to the next.
+const BREAKING_PERIOD: u64 = 4;
 /// Most bytes that one call of the program moves from barns to slabs, or releases, where there is
 /// no thread.
 const CALL_TICK_BYTES_MAX: u64 = 16 << 20;
@@ -188,7 +190,8 @@ impl<P: Platform> Core<P> {
         seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
         let keeps = self.keeps_all();
         let held = || tick.held || keeps || room.get() == 0 || stop();
-        let holes = self.objects.punch(Effort::Sparing, &held);
+        let breaks = self.maintenance.ticks.load(Ordering::Relaxed).is_multiple_of(BREAKING_PERIOD);
+        let holes = self.objects.punch(if breaks { Effort::Sparing } else { Effort::Whole }, &held);
         let page_size = self.objects.pages.page_size() as u64;
         let spend = |pages: u32| room.set(room.get().saturating_sub(u64::from(pages) * page_size));
         spend(holes.released);
@@ -305,6 +308,37 @@ mod tests {
             burst();
             mm.release_all();
             assert!(platform.released_bytes() > gone + BYTES as u64 / 2, "{keep:?}: by its own call");
+            // SAFETY: no thread uses the manager any more.
+            unsafe { mm.close() };
+        }
+    }
+
+    /// The survivors in a whole huge page stay fast until it is clear that the holes stay.
+    #[test]
+    fn whole_huge_pages_get_holes_by_few_ticks_only() {
+        for ticks_before in 0..BREAKING_PERIOD {
+            let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+            // SAFETY: the manager stays in its box.
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+            let core = mm.core().unwrap();
+            let splits_in = |tick: u64| {
+                let before = core.objects.platform.splits();
+                mm.tick(tick << 30);
+                core.objects.platform.splits() - before
+            };
+            let objects: Vec<*mut u8> = (0..100_000).map(|_| mm.allocate(256)).collect();
+            assert!(core.objects.pages.statistics().populated > 8 * 512);
+            (1..=ticks_before).for_each(|tick| assert_eq!(splits_in(tick), 0));
+            // So that no call releases memory.
+            assert!(mm.keep_free(u64::MAX));
+            for (_, object) in objects.iter().enumerate().filter(|(n, _)| n % 64 > 0) {
+                // SAFETY: the objects are this test's, and each is freed once.
+                unsafe { mm.free(*object) };
+            }
+            assert!(mm.keep_free(0));
+            let breaking = (ticks_before + 1..20).find(|&tick| splits_in(tick) > 0).unwrap();
+            assert!(breaking.is_multiple_of(BREAKING_PERIOD), "{ticks_before} ticks before, broken by tick {breaking}");
+            assert_eq!(mm.verify(0).map(|_| ()), Ok(()));
             // SAFETY: no thread uses the manager any more.
             unsafe { mm.close() };
         }
