@@ -15,6 +15,7 @@ use crate::reference::Ref;
 use crate::shrinker::{BY_GROUP, BY_NODE, INLINE, NO_SEEKS, Reclaimed, Said};
 use core::fmt::Write;
 use core::mem::{align_of, offset_of, size_of};
+use neap::Pressure;
 use neap::groups::{Bound, Event, Group, UNLIMITED};
 use neap::reclaim::{Asked, DONE, EMPTY, STOP};
 use std::collections::BTreeSet;

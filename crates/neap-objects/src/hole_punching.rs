@@ -106,8 +106,8 @@ impl<P: Platform> Objects<P> {
         Punched { slabs: looked, report }
     }
 
-    /// Isolates at most `most` resting slabs of a class. With [`Effort::Whole`], slabs in whole huge
-    /// pages count as in use instead.
+    /// Isolates at most `most` resting slabs of a class. With [`Effort::Whole`], slabs in whole
+    /// huge pages count as in use instead.
     fn gather(&self, node: usize, class: Class, effort: Effort, most: usize, ranges: &mut [Range]) -> Gathered {
         let (mut count, page_size) = (0, self.pages.page_size());
         let (mut loose, mut slabs) = (Loose::default(), 0);

@@ -471,27 +471,6 @@ impl Arena {
         self.about_chunk(pfn, MARKS)
     }
 
-    /// The bit of a page's huge page in [`Arena::marks`].
-    fn huge_bit(pfn: Pfn) -> u8 {
-        const { assert!(MARKED as u32 + CHUNK / HUGE.pages() <= u8::BITS) };
-        1 << (MARKED as u32 + pfn.0 / HUGE.pages() % (CHUNK / HUGE.pages()))
-    }
-
-    /// Records that a page is part of a huge page.
-    pub(crate) fn note_huge(&self, pfn: Pfn) {
-        self.marks(pfn).fetch_or(Arena::huge_bit(pfn), Relaxed);
-    }
-
-    /// Whether a page may be part of a huge page.
-    pub(crate) fn is_huge(&self, pfn: Pfn) -> bool {
-        self.marks(pfn).load(Relaxed) & Arena::huge_bit(pfn) != 0
-    }
-
-    /// Whether a page may be part of a huge page. Clears the record.
-    pub(crate) fn forget_huge(&self, pfn: Pfn) -> bool {
-        self.is_huge(pfn) && self.marks(pfn).fetch_and(!Arena::huge_bit(pfn), Relaxed) & Arena::huge_bit(pfn) != 0
-    }
-
     /// The node of a page; `None` for a page in a hole of the arena.
     #[inline]
     pub(crate) fn node(&self, pfn: Pfn) -> Option<usize> {

@@ -12,8 +12,8 @@
 //!   long as the rest of the resident memory. A sparse run then at most doubles the resident
 //!   memory. The arrays of a growing program get memory without a fault for each small page.
 //!
-//! A run of small pages that grows out of its place is copied, up to [`COPIED_PAGES_MAX`], if the new
-//! run has huge pages. Moved page tables would keep the small pages, in a mapping of their own.
+//! A run of small pages that grows out of its place is copied, up to [`COPIED_PAGES_MAX`], if the
+//! new run has huge pages. Moved page tables would keep the small pages, in a mapping of their own.
 //!
 //! At most [`RUNS_MAX`] runs allow huge pages at a time, since each may split a mapping into three.
 //! On a machine with isolated CPUs no run does, since khugepaged flushes address translations on
@@ -35,6 +35,7 @@
 //! huge pages, since the owner forbids them before it frees the run.
 
 use crate::arena::{Arena, IN_RUNS};
+use crate::shape::MARKED;
 use crate::units::{CHUNK, HUGE};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -122,6 +123,27 @@ impl Arena {
     pub(crate) fn is_huge_run(&self, pfn: Pfn, pages: u32) -> bool {
         let units = whole_units(pfn, pages);
         !units.is_empty() && self.is_in_run(Pfn(units.start))
+    }
+
+    /// The bit of a page's huge page in [`Arena::marks`].
+    fn huge_bit(pfn: Pfn) -> u8 {
+        const { assert!(MARKED as u32 + CHUNK / HUGE.pages() <= u8::BITS) };
+        1 << (MARKED as u32 + pfn.0 / HUGE.pages() % (CHUNK / HUGE.pages()))
+    }
+
+    /// Records that a page is part of a huge page.
+    pub(crate) fn note_huge(&self, pfn: Pfn) {
+        self.marks(pfn).fetch_or(Arena::huge_bit(pfn), Relaxed);
+    }
+
+    /// Whether a page may be part of a huge page.
+    pub(crate) fn is_huge(&self, pfn: Pfn) -> bool {
+        self.marks(pfn).load(Relaxed) & Arena::huge_bit(pfn) != 0
+    }
+
+    /// Whether a page may be part of a huge page. Clears the record.
+    pub(crate) fn forget_huge(&self, pfn: Pfn) -> bool {
+        self.is_huge(pfn) && self.marks(pfn).fetch_and(!Arena::huge_bit(pfn), Relaxed) & Arena::huge_bit(pfn) != 0
     }
 
     /// Counts one more run with huge pages. Returns `false` at the limit.

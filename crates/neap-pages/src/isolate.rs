@@ -60,8 +60,8 @@ impl Buddy {
         Some(DetachedChunks { first, count: top - first + 1, backed: sum })
     }
 
-    /// Detaches one block of at least order `least` with at most `pages` backed pages. Leaves blocks
-    /// of less than 2 MiB for whose first page `stays` returns true.
+    /// Detaches one block of at least order `least` with at most `pages` backed pages. Leaves
+    /// blocks of less than 2 MiB for whose first page `stays` returns true.
     pub(crate) fn detach_block(
         &mut self,
         pages: u32,
@@ -103,9 +103,9 @@ impl Buddy {
         Some(DetachedBlock { pfn, order: size, backed })
     }
 
-    /// The largest block of at least order `least` that has 1 to `pages` backed pages. Of each list,
-    /// examines only the block that was freed longest ago among those that need not stay. Of one
-    /// order, examines the partly backed block first.
+    /// The largest block of at least order `least` that has 1 to `pages` backed pages. Of each
+    /// list, examines only the block that was freed longest ago among those that need not stay. Of
+    /// one order, examines the partly backed block first.
     fn oldest_backed(&self, least: Order, pages: u32, stays: &dyn Fn(Pfn) -> bool) -> Option<FoundBlock> {
         for order in (least.index()..LIST_ORDERS).rev() {
             for class in [PARTLY, BACKED] {

@@ -127,7 +127,7 @@ mod tests {
         assert!(check("growth")[1] > 0);
         blocks.iter().for_each(|block| o.pages.free_block(&machine, block.pfn, Order(5)));
         o.pages.drain_all(&machine);
-        o.pages.release(&machine, u32::MAX, &|| false);
+        o.pages.release(&machine, u32::MAX, Effort::Sparing, &|| false);
         assert!(check("release")[2] > 0);
         let mut pages = [2, 3].map(|page| o.pages.address(first.pfn.plus(page))).into_iter();
         let gather = |ranges: &mut [Range]| {

@@ -9,9 +9,9 @@
 //! are handed out, which their holders choose. Blocks that the system refused stay as they were.
 //! The caller decides how many pages are released.
 //!
-//! A part of a whole huge page is released late ([`Effort::Whole`]), since the rest of the huge page
-//! is slower afterwards and never becomes whole again. The huge page is split first. Otherwise the
-//! kernel keeps all of it until the container is short of memory. A release that makes room for
+//! A part of a whole huge page is released late ([`Effort::Whole`]), since the rest of the huge
+//! page is slower afterwards and never becomes whole again. The huge page is split first. Otherwise
+//! the kernel keeps all of it until the container is short of memory. A release that makes room for
 //! pages that another allocation takes at once does not split.
 //!
 //! # Locking

@@ -4,8 +4,9 @@
 //!
 //! A tick drains lists that did not change, then releases pages that were not needed since the
 //! previous tick. It leaves the parts of whole huge pages, except for as many pages as were free
-//! during the last [`INTERVALS`](crate::zone::INTERVALS) intervals. Lists are also drained on request, at watermarks, and by
-//! allocations that are about to fail. Only the thread that has the turn releases.
+//! during the last [`INTERVALS`](crate::zone::INTERVALS) intervals. Lists are also drained on
+//! request, at watermarks, and by allocations that are about to fail. Only the thread that has the
+//! turn releases.
 //!
 //! # Locking
 //!
@@ -248,8 +249,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.lock().buddy.lazy
     }
 
-    /// Releases up to `unneeded` backed pages. Then releases parts of whole huge pages as well, until
-    /// `long_unneeded` pages are released in all. Begins a new interval.
+    /// Releases up to `unneeded` backed pages. Then releases parts of whole huge pages as well,
+    /// until `long_unneeded` pages are released in all. Begins a new interval.
     fn give_back(
         &self,
         platform: &P,

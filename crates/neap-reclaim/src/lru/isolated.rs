@@ -17,7 +17,7 @@
 
 use super::block;
 use super::chain::{End, Item};
-use super::list::LruList;
+use super::list::{LruList, Put};
 use super::registry::Site;
 use super::sublist::Sub;
 use crate::Host;
@@ -106,7 +106,7 @@ impl<H: Host> Hands<'_, H> {
             let _reading = self.site.groups.reading();
             // SAFETY: the sub-list's block is pinned while the sub-list counts hands.
             let sub = unsafe { self.sub.as_ref() };
-            self.list.put(inside, &self.site, sub, self.node, item, end, Some(sub))
+            self.list.put(inside, &self.site, self.node, Put { item, end, sub, from: Some(sub) })
         })
     }
 }

@@ -29,6 +29,14 @@ pub const LONGEST: usize = 1 << 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LruList(pub(super) NonNull<Head>);
 
+/// An item to put on a sub-list. The item is on no list, or was taken off `from`.
+pub(super) struct Put<'s> {
+    pub(super) item: NonNull<Item>,
+    pub(super) end: End,
+    pub(super) sub: &'s Sub,
+    pub(super) from: Option<&'s Sub>,
+}
+
 // SAFETY: the fields of the head are constant, or atomic, or used under the registry's mutex alone.
 unsafe impl Send for LruList {}
 // SAFETY: the fields of the head are constant, or atomic, or used under the registry's mutex alone.
@@ -226,21 +234,19 @@ impl LruList {
             let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(inside, self.0, seat));
             // SAFETY: the block was found or made within the read, which is held, so it is not
             // freed.
-            Ok(self.put(inside, site, unsafe { block::sub(block, node) }, node, item, End::Newest, None))
+            let sub = unsafe { block::sub(block, node) };
+            Ok(self.put(inside, site, node, Put { item, end: End::Newest, sub, from: None }))
         })
     }
 
-    /// Puts an item on a sub-list, or on its heir. If that was empty, its group is marked. The item
-    /// is on no list, or was taken off `from`. The caller is within a read.
+    /// Puts an item on a sub-list, or on its heir. If that was empty, its group is marked. The
+    /// caller is within a read.
     pub(super) fn put<H: Host>(
         self,
         inside: &Inside<'_>,
         site: &Site<'_, H>,
-        sub: &Sub,
         node: usize,
-        item: NonNull<Item>,
-        end: End,
-        from: Option<&Sub>,
+        Put { item, end, sub, from }: Put<'_>,
     ) -> bool {
         let (sub, mut chain) = sub.lock();
         // SAFETY: by the contract of `add`, or of `Hands::put_back`, the item exists for as long as

@@ -477,8 +477,8 @@ impl Shrinkers {
             return Err(ShrinkerError::InCallback);
         }
         let (mark, mut looks) = (self.running.mark(), 0);
-        let mut advance = |inside: &Inside<'_>| self.running.advance_past(inside, host.platform(), mark);
-        while !host.inside(&mut advance).map_err(ShrinkerError::Fence)? {
+        let advance = |inside: &Inside<'_>| self.running.advance_past(inside, host.platform(), mark);
+        while !host.inside(advance).map_err(ShrinkerError::Fence)? {
             looks += 1;
             if looks < POLL_YIELDS_MAX { host.platform().pause() } else { host.platform().sleep(POLL_SLEEP_NS) }
         }

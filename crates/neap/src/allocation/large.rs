@@ -330,7 +330,7 @@ mod tests {
 
     /// Moved page tables keep small pages, in a mapping of their own.
     #[test]
-    fn run_of_small_pages_is_copied_if_the_longer_run_has_huge_pages() {
+    fn run_of_small_pages_is_copied_to_get_huge_pages() {
         for huge in [true, false] {
             let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
             // SAFETY: the manager stays in its box.
