@@ -16,7 +16,7 @@
 //! While the live bytes shrink, step 1 releases only large blocks, and step 4 does nothing: single
 //! free pages may still become parts of larger blocks. Single pages are released when the live
 //! bytes no longer shrink and the surplus is more than half of them. They are also released at the
-//! end of a burst ([`LATE`]).
+//! end of a burst ([`Learned::is_late`]).
 //!
 //! A call releases at most [`CALL_BYTES_MAX`] beyond the run that it frees, and returns at most
 //! about [`CALL_OBJECTS_MAX`] objects to slabs. If it stops at these limits, the next slow free
@@ -66,9 +66,6 @@ const REFUSED: u64 = 64 << 20;
 /// The smallest free blocks that calls release while a burst is being freed: 16 pages. A call for
 /// each page would cost more than the page is worth, and blocks grow as their neighbours come free.
 const LEAST: Order = Order(4);
-/// A burst is at its end when the surplus is more than this many times the live bytes that keep
-/// slabs in use.
-const LATE: u64 = 8;
 /// Page lists with this many pages or fewer in all are not worth draining.
 const FEW_LISTED: u64 = 64;
 
@@ -137,7 +134,7 @@ impl<P: Platform> Core<P> {
         if surplus > high && !platform.is_isolated_cpu_in_use() {
             let most = (surplus - low).min(CALL_BYTES_MAX + own);
             let has_settled = learned.has_settled(live, now);
-            let scattered = has_settled && surplus > live / 2 || pinning < surplus / LATE;
+            let scattered = has_settled && surplus > live / 2 || learned.is_late(surplus, pinning);
             let least = match scattered {
                 true => Order(0),
                 // Smaller blocks would break huge pages that the live part needs.
@@ -455,6 +452,21 @@ mod tests {
             assert!(surplus < 32 * MIB, "{surplus} bytes are free, blocks of {size} bytes");
             close(mm);
         }
+    }
+
+    /// What calls release brings the surplus down, and not the end of the burst nearer.
+    #[test]
+    fn large_burst_with_few_survivors_leaves_little_beyond_their_pages() {
+        const BURST: u64 = 192 * MIB;
+        let mm = open(Virtual::new(4096, 1));
+        let blocks: Vec<*mut u8> = (0..BURST / 4000).map(|_| mm.allocate(4000)).collect();
+        for (_, block) in blocks.iter().enumerate().filter(|(n, _)| n % 20 > 0) {
+            // SAFETY: the blocks are this test's.
+            unsafe { mm.free(*block) };
+        }
+        let left = resident(&mm) - BURST / 20;
+        assert!(left < 16 * MIB, "{left} bytes");
+        close(mm);
     }
 
     #[test]

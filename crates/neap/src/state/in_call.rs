@@ -25,6 +25,12 @@ pub(crate) const SETTLED: u64 = SECOND / 5;
 pub(crate) const SECOND: u64 = 1_000_000_000;
 /// Seconds after which the learned numbers are 0 again.
 pub(crate) const FORGOTTEN: u64 = 128;
+/// A burst is at its end when the surplus is more than this many times the bytes that keep slabs in
+/// use.
+const LATE: u64 = 8;
+/// It stays at its end as long as the surplus, with what was released of it, is more than this many
+/// times these bytes.
+const LATE_IN_ALL: u64 = 17;
 /// Bytes of surplus above which frees release memory, if nothing was learned.
 pub(crate) const HIGH: u64 = 10 << 20;
 
@@ -142,6 +148,12 @@ impl Learned {
             (self.steady_live, self.steady_since) = (live, now);
         }
         now.saturating_sub(self.steady_since) >= SETTLED
+    }
+
+    /// Whether a burst is at its end: `pinning` bytes in use keep most of it from being released.
+    /// Releases must not end that by themselves, so what they gave counts as well.
+    pub(crate) fn is_late(&self, surplus: u64, pinning: u64) -> bool {
+        pinning < (surplus / LATE).max((surplus + self.given) / LATE_IN_ALL)
     }
 
     /// Reduces `kept` by an eighth and `given` by half for every second that has passed.
