@@ -142,7 +142,7 @@ impl<P: Platform> Core<P> {
                 false => LEAST,
             };
             let worked = self.work_down(&inside, most, least, &|| mm.gate.is_closed());
-            learned.given += worked.gone;
+            learned.give(worked.gone, now);
             let rest = surplus.saturating_sub(worked.gone);
             next = if worked.refused {
                 REFUSED

@@ -97,7 +97,7 @@ impl<P: Platform> Core<P> {
             self.keep_below_high(mm);
             let tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: CALL_TICK_BYTES_MAX, fences: false });
             let bytes = u64::from(tick.pages.released) * self.objects.pages.page_size() as u64;
-            self.in_call.note_given(&mm.gate.enter(platform.cpu()), bytes);
+            self.in_call.note_given(&mm.gate.enter(platform.cpu()), bytes, now);
         } else if self.maintenance.unfinished.load(Ordering::Relaxed) {
             self.give_back(mm, GiveBackLimits { now: None, most: CALL_TICK_BYTES_MAX, fences: false });
         }

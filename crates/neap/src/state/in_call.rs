@@ -64,9 +64,9 @@ impl InCall {
     }
 
     /// Records that a tick within a call has released `bytes` bytes.
-    pub(crate) fn note_given(&self, inside: &Inside<'_>, bytes: u64) {
+    pub(crate) fn note_given(&self, inside: &Inside<'_>, bytes: u64, now: u64) {
         if let Some(mut learned) = self.learned.try_lock(inside) {
-            learned.given += bytes;
+            learned.give(bytes, now);
         }
     }
 }
@@ -91,7 +91,10 @@ pub(crate) struct Learned {
     /// One more than the number of looks in a row that released hardly anything although much was
     /// free. 0 if the last look brought the surplus below its bound.
     pub(crate) fruitless: u32,
-    /// Time up to which `kept` and `given` were aged, in the platform's nanoseconds.
+    /// Time of the last release, or up to which `given` was aged since, in the platform's
+    /// nanoseconds.
+    pub(crate) given_at: u64,
+    /// Time up to which `kept` was aged, in the platform's nanoseconds.
     pub(crate) aged: u64,
 }
 
@@ -100,6 +103,7 @@ impl Learned {
         Learned {
             kept: 0,
             given: 0,
+            given_at: 0,
             grown: 0,
             last_live: 0,
             live: 0,
@@ -156,17 +160,28 @@ impl Learned {
         pinning < (surplus / LATE).max((surplus + self.given) / LATE_IN_ALL)
     }
 
-    /// Reduces `kept` by an eighth and `given` by half for every second that has passed.
+    /// Records that `bytes` bytes were released.
+    pub(crate) fn give(&mut self, bytes: u64, now: u64) {
+        if bytes > 0 {
+            self.given += bytes;
+            self.given_at = now;
+        }
+    }
+
+    /// Reduces `kept` by an eighth for every second that has passed, and `given` by half for every
+    /// second since the last release.
     pub(crate) fn age(&mut self, now: u64) {
-        let seconds = now.saturating_sub(self.aged) / SECOND;
-        self.aged += seconds * SECOND;
-        if seconds >= FORGOTTEN {
-            (self.kept, self.given) = (0, 0);
+        let seconds = |since: &mut u64| {
+            let seconds = now.saturating_sub(*since) / SECOND;
+            *since += seconds * SECOND;
+            seconds
+        };
+        let kept_for = seconds(&mut self.aged);
+        if kept_for >= FORGOTTEN {
+            self.kept = 0;
         }
-        for _ in 0..seconds.min(FORGOTTEN) {
-            self.kept -= self.kept.div_ceil(8);
-            self.given /= 2;
-        }
+        (0..kept_for.min(FORGOTTEN)).for_each(|_| self.kept -= self.kept.div_ceil(8));
+        self.given = self.given.checked_shr(seconds(&mut self.given_at).min(64) as u32).unwrap_or(0);
     }
 }
 
@@ -187,6 +202,21 @@ mod tests {
         assert_eq!((learned.kept, learned.given), (58, 6), "two of the eight bytes that may be regretted");
         learned.learn(66, 66, FORGOTTEN * 2 * SECOND);
         assert_eq!((learned.kept, learned.given), (0, 0));
+    }
+
+    /// A burst that takes part of a second may lie in two of them.
+    #[test]
+    fn what_was_released_counts_in_full_for_a_second() {
+        let mut learned = Learned::new();
+        learned.give(160, SECOND - 1);
+        learned.age(2 * SECOND - 2);
+        assert_eq!(learned.given, 160);
+        assert!(learned.is_late(10, 9) && !learned.is_late(10, 10), "the surplus itself would allow 1 byte");
+        learned.give(0, 2 * SECOND - 2);
+        learned.age(2 * SECOND - 1);
+        assert_eq!(learned.given, 80);
+        learned.age(60 * SECOND);
+        assert_eq!(learned.given, 0);
     }
 
     #[test]
