@@ -471,13 +471,13 @@ mod tests {
 
     #[test]
     fn burst_freed_at_random_goes_by_few_system_calls() {
-        for size in [512, 4000, 30_000] {
+        // A call for each page would be 24,576.
+        for (size, most) in [(512, 2500), (4000, 250), (30_000, 100)] {
             let mm = open(Virtual::new(4096, 1));
             burst(&mm, 96 * MIB, size, 7, 1);
             let calls = mm.core().unwrap().objects.pages.statistics().release_calls;
             assert!(resident(&mm) < 16 * MIB, "{} bytes left of blocks of {size} bytes", resident(&mm));
-            // A call for each page would be 20,000.
-            assert!(calls < 2000, "{calls} calls for blocks of {size} bytes");
+            assert!(calls < most, "{calls} calls for blocks of {size} bytes");
             close(mm);
         }
     }

@@ -30,7 +30,7 @@ pub(crate) const FORGOTTEN: u64 = 128;
 const LATE: u64 = 8;
 /// It stays at its end as long as the surplus, with what was released of it, is more than this many
 /// times these bytes.
-const LATE_IN_ALL: u64 = 17;
+const LATE_IN_ALL: u64 = 12;
 /// Bytes of surplus above which frees release memory, if nothing was learned.
 pub(crate) const HIGH: u64 = 10 << 20;
 
@@ -211,7 +211,7 @@ mod tests {
         learned.give(160, SECOND - 1);
         learned.age(2 * SECOND - 2);
         assert_eq!(learned.given, 160);
-        assert!(learned.is_late(10, 9) && !learned.is_late(10, 10), "the surplus itself would allow 1 byte");
+        assert!(learned.is_late(8, 13) && !learned.is_late(8, 14), "the surplus itself would allow 1 byte");
         learned.give(0, 2 * SECOND - 2);
         learned.age(2 * SECOND - 1);
         assert_eq!(learned.given, 80);
