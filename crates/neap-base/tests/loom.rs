@@ -157,14 +157,14 @@ unsafe fn bury(object: *mut Object) -> usize {
 }
 
 /// A deferred object.
-struct Waiting(*mut Object);
+struct Retired(*mut Object);
 
 // SAFETY: a deferred object belongs to the thread that takes it out of the list. loom checks that.
-unsafe impl Send for Waiting {}
+unsafe impl Send for Retired {}
 
 /// A domain, and a cell that points to an object, at first to number 0.
 struct World {
-    deferral: Deferral<Waiting>,
+    deferral: Deferral<Retired>,
     cell: loom::sync::atomic::AtomicPtr<Object>,
     freed: Freed,
     machine: Virtual,
@@ -187,14 +187,14 @@ impl World {
     }
 
     fn defer(&self, object: *mut Object) {
-        self.deferral.defer(Waiting(object));
+        self.deferral.defer(Retired(object));
     }
 
     fn advance(&self) -> bool {
         self.deferral.advance(&self.machine, |object| self.free(object)).unwrap()
     }
 
-    fn free(&self, Waiting(object): Waiting) {
+    fn free(&self, Retired(object): Retired) {
         // SAFETY: every deferred object is from `object`, and no reader is left.
         let number = unsafe { bury(object) };
         self.freed.fetch_add(1 << number, Ordering::Relaxed);

@@ -32,14 +32,14 @@ struct Object {
 }
 
 /// A deferred object.
-struct Waiting(NonNull<Object>);
+struct Replaced(NonNull<Object>);
 
 // SAFETY: a deferred object belongs to the thread that takes it out of the list.
-unsafe impl Send for Waiting {}
+unsafe impl Send for Replaced {}
 
 /// Cells that are read, and unused objects.
 struct World {
-    deferral: Deferral<Waiting>,
+    deferral: Deferral<Replaced>,
     cells: [AtomicPtr<Object>; CELLS],
     unused: Mutex<Vec<NonNull<Object>>>,
     /// Objects made, deferred, freed.
@@ -85,10 +85,10 @@ impl World {
         // AcqRel pairs with itself, and as a Release with the Acquire in `read`.
         let old = self.cells[cell].swap(self.fresh(number).as_ptr(), Ordering::AcqRel);
         self.counts[1].fetch_add(1, Ordering::Relaxed);
-        self.deferral.defer(Waiting(NonNull::new(old).unwrap()));
+        self.deferral.defer(Replaced(NonNull::new(old).unwrap()));
     }
 
-    fn free(&self, Waiting(object): Waiting) {
+    fn free(&self, Replaced(object): Replaced) {
         // SAFETY: objects are never deallocated.
         let was = unsafe { object.as_ref() }.number.swap(POISON, Ordering::Relaxed);
         assert_ne!(was, POISON, "freed twice");

@@ -1,5 +1,4 @@
-//! Objects of a test that are freed once all readers of a domain have left that may have found
-//! them.
+//! Objects of a test that wait until all readers of a domain have left that may have found them.
 
 use neap_base::Rcu;
 use neap_base::gate::Inside;
