@@ -456,7 +456,7 @@ mod tests {
 
     /// What calls release brings the surplus down, and not the end of the burst nearer.
     #[test]
-    fn large_burst_with_few_survivors_leaves_little_beyond_their_pages() {
+    fn large_burst_leaves_little_beyond_pages_of_survivors() {
         const BURST: u64 = 192 * MIB;
         let mm = open(Virtual::new(4096, 1));
         let blocks: Vec<*mut u8> = (0..BURST / 4000).map(|_| mm.allocate(4000)).collect();
