@@ -45,7 +45,7 @@ use neap_base::{Pfn, Platform};
 /// The most runs with huge pages: the kernel allows 65530 mappings by default.
 const RUNS_MAX: u32 = 8192;
 
-/// The longest run that is copied to get huge pages: 64 MiB, a hundredth of a second.
+/// The longest run that is copied to get huge pages: 64 MiB.
 pub(crate) const COPIED_PAGES_MAX: u32 = 32 * UNIT;
 
 /// Pages of a huge page.
