@@ -82,7 +82,7 @@ pub use holes::MOST_PAGES;
 pub use live::ZoneCell;
 pub use node_pages::NodePages;
 pub use page_snapshot::{PIECE, Use};
-pub use pages::Pages;
+pub use pages::{LEAST_RELEASED, Pages};
 pub use purge::{Effort, Report};
 pub use settings::Settings;
 pub use shape::{BATCH_SCALE, EarlyTables, MARKED, MOST_BATCH_SCALE, Shape, SideTable, TABLES};
