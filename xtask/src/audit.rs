@@ -97,7 +97,9 @@ fn tool(wanted: &str) -> Result<PathBuf> {
         return Ok(found);
     }
     println!("installing {wanted} into {}", folder.display());
-    let mut install = cargo(["install", wanted, "--locked", "--quiet", "--root"]);
+    // Compilation takes far longer than the tool's work.
+    let mut install = cargo(["install", wanted, "--locked", "--quiet", "--debug", "--root"]);
+    install.env("CARGO_PROFILE_DEV_DEBUG", "false");
     // cargo runs outside the checkout, whose settings would hold for the tool, too.
     install.arg(&folder).current_dir(std::env::temp_dir());
     run(install)?;

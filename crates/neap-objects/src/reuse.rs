@@ -248,8 +248,8 @@ impl<P: Platform> Objects<P> {
             let most = (RELEASED_BYTES_MAX >> self.pages.page_shift()).max(pages.into());
             let near = self.pages.node(self.pages.nearest(&self.platform));
             let mut released = 0;
-            // Parts of whole huge pages are worth more than others.
-            let parts_kept = (resident / 16).max(UNUSED_BYTES_MIN >> self.pages.page_shift());
+            // A small program would lose all its huge pages.
+            let parts_kept = (resident / 32).max(UNUSED_BYTES_MIN >> self.pages.page_shift());
             for (kept, effort) in [(resident / 32, Effort::Whole), (parts_kept, Effort::Sparing)] {
                 let wanted = free.saturating_sub(kept).min(most).saturating_sub(released) as u32;
                 released += u64::from(near.release(&self.platform, wanted, effort, &|| false).released);

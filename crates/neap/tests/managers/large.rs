@@ -52,10 +52,14 @@ fn chains<P: Platform>(machine: &Shared<P>, options: &Options, before_each: impl
 #[test]
 fn chains_of_reallocations_on_virtual_machines() {
     for page_size in [4 << 10, 16 << 10, 64 << 10] {
-        let machine = Shared::new(Virtual::new(page_size, 2));
-        chains(&machine, &OPTIONS, |_| ());
-        assert!(machine.made(Call::MovePages) > 20, "{} moves", machine.made(Call::MovePages));
-        chains(&machine, &OPTIONS, |random| machine.fail(Call::MovePages, 0, random.below(2)));
+        for huge in [true, false] {
+            let machine = Shared::new(Virtual::new(page_size, 2));
+            let options = Options { huge, ..OPTIONS };
+            chains(&machine, &options, |_| ());
+            let moves = machine.made(Call::MovePages);
+            assert!(moves > if huge { 5 } else { 20 }, "{moves} moves");
+            chains(&machine, &options, |random| machine.fail(Call::MovePages, 0, random.below(2)));
+        }
     }
 }
 

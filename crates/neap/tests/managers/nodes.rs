@@ -142,11 +142,16 @@ fn limit_is_shared_by_nodes_and_far_slabs_precede_failure() {
     }
 }
 
+/// Without huge pages, for which a run may be copied.
+fn small_pages() -> Options {
+    Options { huge: false, ..OPTIONS }
+}
+
 /// Moved page tables keep their memory, and the policy for more.
 #[test]
 fn run_grown_on_remote_node_is_copied_and_local_one_moved() {
     let machine = two_by_two();
-    let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
+    let mm = Opened::new(machine.clone(), &small_pages()).unwrap();
     let mut program = Program::new(&mm);
     // Allocates a run on CPU `from` and grows it on CPU `to`. Returns its node, and the number of
     // moves.
@@ -180,7 +185,7 @@ fn a_refused_move_leaves_its_destination_mapped_and_bound() {
     let machine = two_by_two();
     machine.let_refused_moves_unmap();
     machine.fail(Call::MovePages, 0, usize::MAX);
-    let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
+    let mm = Opened::new(machine.clone(), &small_pages()).unwrap();
     let mut program = Program::new(&mm);
     let node_of = |start: usize| mm.node_of(core::ptr::without_provenance(start));
     for round in 0..8 {
