@@ -97,7 +97,7 @@ fn tool(wanted: &str) -> Result<PathBuf> {
         return Ok(found);
     }
     println!("installing {wanted} into {}", folder.display());
-    // Compilation takes far longer than the tool's work.
+    // Compilation takes far longer than the work of the tool.
     let mut install = cargo(["install", wanted, "--locked", "--quiet", "--debug", "--root"]);
     install.env("CARGO_PROFILE_DEV_DEBUG", "false");
     // cargo runs outside the checkout, whose settings would hold for the tool, too.

@@ -32,8 +32,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::{Finding, Order, Pfn, Platform};
 
-/// The pages of a huge page, which is released as a whole. A caller of [`Pages::release`] that wants
-/// fewer pages asks for as many, since a release leaves blocks that have more.
+/// The pages of a huge page, which is released as a whole. A caller of [`Pages::release`] that
+/// wants fewer pages asks for as many, since a release leaves blocks that have more.
 pub const LEAST_RELEASED: u32 = 512;
 
 /// All pages of a node. `T` is the policy of the CPUs' lists. Only the feature `lab` uses another
