@@ -91,10 +91,12 @@ pub(crate) struct Learned {
     /// One more than the number of looks in a row that released hardly anything although much was
     /// free. 0 if the last look brought the surplus below its bound.
     pub(crate) fruitless: u32,
-    /// Time of the last release, or up to which `given` was aged since, in the platform's
+    /// Bytes that were released lately, by the end of a burst: see [`Learned::is_late`].
+    pub(crate) lately: u64,
+    /// Time of the last release, or up to which `lately` was aged since, in the platform's
     /// nanoseconds.
-    pub(crate) given_at: u64,
-    /// Time up to which `kept` was aged, in the platform's nanoseconds.
+    pub(crate) lately_at: u64,
+    /// Time up to which `kept` and `given` were aged, in the platform's nanoseconds.
     pub(crate) aged: u64,
 }
 
@@ -103,7 +105,8 @@ impl Learned {
         Learned {
             kept: 0,
             given: 0,
-            given_at: 0,
+            lately: 0,
+            lately_at: 0,
             grown: 0,
             last_live: 0,
             live: 0,
@@ -122,6 +125,7 @@ impl Learned {
         let again = grown.saturating_sub(self.grown).min(self.given).min(more);
         (self.grown, self.last_live) = (grown, live);
         self.given -= again;
+        self.lately = self.lately.saturating_sub(again);
         self.kept += again;
     }
 
@@ -157,31 +161,34 @@ impl Learned {
     /// Whether a burst is at its end: `pinning` bytes in use keep most of it from being released.
     /// Releases must not end that by themselves, so what they gave counts as well.
     pub(crate) fn is_late(&self, surplus: u64, pinning: u64) -> bool {
-        pinning < (surplus / LATE).max((surplus + self.given) / LATE_IN_ALL)
+        pinning < (surplus / LATE).max((surplus + self.lately) / LATE_IN_ALL)
     }
 
     /// Records that `bytes` bytes were released.
     pub(crate) fn give(&mut self, bytes: u64, now: u64) {
         if bytes > 0 {
             self.given += bytes;
-            self.given_at = now;
+            self.lately += bytes;
+            self.lately_at = now;
         }
     }
 
-    /// Reduces `kept` by an eighth for every second that has passed, and `given` by half for every
-    /// second since the last release.
+    /// Reduces `kept` by an eighth and `given` by half for every second that has passed, and
+    /// `lately` by half for every second since the last release.
     pub(crate) fn age(&mut self, now: u64) {
         let seconds = |since: &mut u64| {
             let seconds = now.saturating_sub(*since) / SECOND;
             *since += seconds * SECOND;
             seconds
         };
-        let kept_for = seconds(&mut self.aged);
-        if kept_for >= FORGOTTEN {
+        let halved = |bytes: u64, seconds: u64| bytes.checked_shr(seconds.min(64) as u32).unwrap_or(0);
+        let passed = seconds(&mut self.aged);
+        if passed >= FORGOTTEN {
             self.kept = 0;
         }
-        (0..kept_for.min(FORGOTTEN)).for_each(|_| self.kept -= self.kept.div_ceil(8));
-        self.given = self.given.checked_shr(seconds(&mut self.given_at).min(64) as u32).unwrap_or(0);
+        (0..passed.min(FORGOTTEN)).for_each(|_| self.kept -= self.kept.div_ceil(8));
+        self.given = halved(self.given, passed);
+        self.lately = halved(self.lately, seconds(&mut self.lately_at));
     }
 }
 
@@ -210,13 +217,13 @@ mod tests {
         let mut learned = Learned::new();
         learned.give(160, SECOND - 1);
         learned.age(2 * SECOND - 2);
-        assert_eq!(learned.given, 160);
+        assert_eq!(learned.lately, 160);
         assert!(learned.is_late(8, 13) && !learned.is_late(8, 14), "the surplus itself would allow 1 byte");
         learned.give(0, 2 * SECOND - 2);
         learned.age(2 * SECOND - 1);
-        assert_eq!(learned.given, 80);
+        assert_eq!(learned.lately, 80);
         learned.age(60 * SECOND);
-        assert_eq!(learned.given, 0);
+        assert_eq!(learned.lately, 0);
     }
 
     #[test]
