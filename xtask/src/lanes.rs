@@ -12,7 +12,7 @@ pub(crate) const BUSY: usize = 2;
 
 /// Lanes for programs that sleep or wait for most of their time: those under the preload library
 /// use a CPU for a third of it.
-pub(crate) const WAITING: usize = 4;
+pub(crate) const WAITING: usize = 3;
 
 /// Calls `work` for each item, on as many threads as there are lanes. A lane ends at its first
 /// error. The first lane's error is returned before those of later ones, once all have ended.
