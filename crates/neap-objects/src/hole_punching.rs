@@ -120,14 +120,14 @@ impl<P: Platform> Objects<P> {
             // SAFETY: the lock is held, and the slab is on one of the cache's lists. The detached
             // pages are empty, so all objects that start on them are free.
             unsafe {
-                let (pfn, empty) = (self.slabs.get(slab).pfn, self.slabs.empty_pages(slab));
+                let pfn = self.slabs.get(slab).pfn;
                 if effort == Effort::Whole && self.pages.is_huge(pfn) {
                     let on = cache.partial.on;
                     cache.move_to(&self.slabs, slab, on);
                     slabs += 1;
                     continue;
                 }
-                let gone = empty & !self.slabs.get(slab).holes;
+                let gone = self.slabs.empty_pages(slab) & !self.slabs.get(slab).holes;
                 for pages in runs(gone) {
                     let (start, length) = (self.pages.address(pfn.plus(pages.start)), pages.len() * page_size);
                     ranges[count] = Range { start, length };

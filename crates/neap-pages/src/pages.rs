@@ -32,10 +32,6 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::{Finding, Order, Pfn, Platform};
 
-/// The pages of a huge page, which is released as a whole. A caller of [`Pages::release`] that
-/// wants fewer pages asks for as many, since a release leaves blocks that have more.
-pub const LEAST_RELEASED: u32 = 512;
-
 /// All pages of a node. `T` is the policy of the CPUs' lists. Only the feature `lab` uses another
 /// one.
 #[derive(Debug)]
@@ -169,7 +165,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // One call may release fewer pages: it leaves blocks that have more backed pages than it
         // still wants.
         while beyond > 0 && !stop() {
-            let released = self.release(platform, beyond.max(LEAST_RELEASED), Effort::Sparing, stop).released;
+            let released = self.release(platform, beyond, Effort::Sparing, stop).released;
             beyond = if released == 0 { 0 } else { beyond.saturating_sub(released) };
         }
     }

@@ -396,19 +396,20 @@ impl<P: Platform> ReleasePass<'_, P> {
         count
     }
 
-    /// Splits the huge pages that ranges are parts of, once each.
-    fn split_huge(&self, ranges: &[Range]) {
+    /// Records that huge pages are about to lose pages. First splits those of which the ranges are
+    /// parts, if this run splits.
+    fn break_huge(&self, ranges: &[Range]) {
         let is_part = |range: &&Range| range.length < HUGE_BYTES;
-        let huge = |range: &&Range| self.arena.forget_huge(self.page_range(range).0);
-        ranges.iter().filter(is_part).filter(huge).for_each(|range| self.platform.split(range.start));
+        let breaks = |range: &&Range| self.splits || !is_part(range);
+        let was_huge = |range: &&Range| self.arena.forget_huge(self.page_range(range).0);
+        let broken = ranges.iter().filter(breaks).filter(was_huge);
+        broken.filter(is_part).for_each(|range| self.platform.split(range.start));
     }
 
     /// Releases the gathered ranges. Returns the number of them, from the first, that are released.
     fn scattered(&self, count: usize, rationed: &mut u32, report: &mut Report) -> usize {
         let (ranges, release) = (&self.ranges[..count], self.release);
-        if self.splits {
-            self.split_huge(ranges);
-        }
+        self.break_huge(ranges);
         let mut done = 0;
         let singly = release.singly.load(Ordering::Relaxed);
         if singly > 0 {

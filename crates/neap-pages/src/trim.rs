@@ -17,7 +17,7 @@ use crate::page_lists::Why;
 use crate::pages::Pages;
 use crate::policy::Policy;
 use crate::purge::{Effort, ReleasePass, ReleaseTurn, Report};
-use crate::units::CHUNK;
+use crate::units::{CHUNK, HUGE};
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::{Order, Platform};
@@ -174,10 +174,12 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Report { left: true, ..report }
     }
 
-    /// Releases up to `pages` free pages to make room for other pages that are taken from the
-    /// system at once. Does not split huge pages. Pages in lists stay. Does nothing while another
-    /// thread releases.
+    /// Releases about `pages` free pages to make room for other pages that are taken from the system
+    /// at once, up to those of a huge page if that is more: a release leaves blocks that have more
+    /// pages than it wants. Does not split huge pages. Pages in lists stay. Does nothing while
+    /// another thread releases.
     pub fn release(&self, platform: &P, pages: u32, effort: Effort, stop: &dyn Fn() -> bool) -> Report {
+        let pages = if pages == 0 { 0 } else { pages.max(HUGE.pages()) };
         let wanted = Wanted { pages, least: Order(0), effort, splits: false };
         self.release_wanted(platform, wanted, stop)
     }

@@ -41,7 +41,7 @@ pub(crate) fn wait<P: Platform>(platform: &P, poll: u32) {
 
 /// Number of intervals during which free pages stay in whole huge pages: a second by default. A
 /// program that needs them again once a second keeps its huge pages.
-pub(crate) const INTERVALS: usize = 4;
+pub const INTERVALS: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct Inner {

@@ -28,7 +28,7 @@ use neap_base::{Platform, listed_enum};
 use neap_objects::objects::Punched;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::stack;
-use neap_pages::{Drain, Effort, LEAST_RELEASED};
+use neap_pages::{Drain, Effort};
 use neap_reclaim::{Asked, CountFn, DEFAULT_SEEKS, Host, ScanFn, ShrinkerError, Shrinkers, Spec, share};
 
 /// Seeks of memory that is released to the OS.
@@ -118,8 +118,8 @@ impl Cache {
                 Scanned { objects: slabs as u64, freed: report.released.into() }
             }
             Cache::Free if !held() => {
-                let pages_wanted = u32::try_from(wanted).unwrap_or(u32::MAX).max(LEAST_RELEASED);
-                let freed = pages.release(platform, pages_wanted, Effort::Sparing, &held).released.into();
+                let most = u32::try_from(wanted).unwrap_or(u32::MAX);
+                let freed = pages.release(platform, most, Effort::Sparing, &held).released.into();
                 Scanned { objects: if freed > 0 { wanted.max(freed) } else { 0 }, freed }
             }
             Cache::PerCpu if !held() => {

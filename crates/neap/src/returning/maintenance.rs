@@ -23,7 +23,7 @@ use core::cell::Cell;
 use core::sync::atomic::Ordering;
 use neap_base::platform::Platform;
 use neap_objects::size_class::{CLASSES, Class};
-use neap_pages::Effort;
+use neap_pages::{Effort, INTERVALS};
 
 /// Slow calls between two checks for a due tick, where there is no thread. A prime, so that the
 /// checks do not always hit the same call of a program's rhythm.
@@ -31,8 +31,6 @@ const CHECK_PERIOD_CALLS: u32 = 7;
 /// Ticks in a row in which a CPU may be skipped before its stacks no longer cause further ticks.
 /// Likewise for pages, if an isolated CPU keeps ticks from releasing them.
 const SKIPPED_TICKS_MAX: u32 = 8;
-/// Ticks from one that punches holes into whole huge pages to the next.
-const BREAKING_PERIOD: u64 = 4;
 /// Most bytes that one call of the program moves from barns to slabs, or releases, where there is
 /// no thread.
 const CALL_TICK_BYTES_MAX: u64 = 16 << 20;
@@ -190,7 +188,8 @@ impl<P: Platform> Core<P> {
         seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
         let keeps = self.keeps_all();
         let held = || tick.held || keeps || room.get() == 0 || stop();
-        let breaks = self.maintenance.ticks.load(Ordering::Relaxed).is_multiple_of(BREAKING_PERIOD);
+        // One tick in so many punches holes into whole huge pages.
+        let breaks = self.maintenance.ticks.load(Ordering::Relaxed).is_multiple_of(INTERVALS as u64);
         let holes = self.objects.punch(if breaks { Effort::Sparing } else { Effort::Whole }, &held);
         let page_size = self.objects.pages.page_size() as u64;
         let spend = |pages: u32| room.set(room.get().saturating_sub(u64::from(pages) * page_size));
@@ -316,7 +315,7 @@ mod tests {
     /// The survivors in a whole huge page stay fast until it is clear that the holes stay.
     #[test]
     fn whole_huge_pages_get_holes_by_few_ticks_only() {
-        for ticks_before in 0..BREAKING_PERIOD {
+        for ticks_before in 0..INTERVALS as u64 {
             let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
             // SAFETY: the manager stays in its box.
             unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
@@ -337,7 +336,10 @@ mod tests {
             }
             assert!(mm.keep_free(0));
             let breaking = (ticks_before + 1..20).find(|&tick| splits_in(tick) > 0).unwrap();
-            assert!(breaking.is_multiple_of(BREAKING_PERIOD), "{ticks_before} ticks before, broken by tick {breaking}");
+            assert!(
+                breaking.is_multiple_of(INTERVALS as u64),
+                "{ticks_before} ticks before, broken by tick {breaking}"
+            );
             assert_eq!(mm.verify(0).map(|_| ()), Ok(()));
             // SAFETY: no thread uses the manager any more.
             unsafe { mm.close() };
