@@ -13,10 +13,10 @@
 //! 3. It drains the stacks of CPUs. Their few objects keep many slabs from becoming free pages.
 //! 4. It releases pages without objects of slabs in use.
 //!
-//! While the live bytes shrink, step 1 releases only large blocks, and step 4 does nothing: single
-//! free pages may still become parts of larger blocks. Single pages are released when the live
-//! bytes no longer shrink and the surplus is more than half of them. They are also released at the
-//! end of a burst ([`Learned::is_late`]).
+//! While the live bytes shrink, step 1 releases only large blocks, none of them a part of a whole
+//! huge page, and step 4 does nothing: single free pages may still become parts of larger blocks.
+//! Single pages are released when the live bytes no longer shrink and the surplus is more than half
+//! of them. They are also released at the end of a burst ([`Learned::is_late`]).
 //!
 //! A call releases at most [`CALL_BYTES_MAX`] beyond the run that it frees, and returns at most
 //! about [`CALL_OBJECTS_MAX`] objects to slabs. If it stops at these limits, the next slow free
@@ -135,12 +135,7 @@ impl<P: Platform> Core<P> {
             let most = (surplus - low).min(CALL_BYTES_MAX + own);
             let has_settled = learned.has_settled(live, now);
             let scattered = has_settled && surplus > live / 2 || learned.is_late(surplus, pinning);
-            let least = match scattered {
-                true => Order(0),
-                // Smaller blocks would break huge pages that the live part needs.
-                false if surplus < live => self.huge_order(),
-                false => LEAST,
-            };
+            let least = if scattered { Order(0) } else { LEAST };
             let worked = self.work_down(&inside, most, least, &|| mm.gate.is_closed());
             learned.give(worked.gone, now);
             let rest = surplus.saturating_sub(worked.gone);
@@ -162,11 +157,6 @@ impl<P: Platform> Core<P> {
     /// use, or in objects on the stacks of CPUs.
     fn live(&self, surplus: u64) -> u64 {
         self.resident().saturating_sub(surplus).saturating_sub(self.objects.slab_waste())
-    }
-
-    /// The order of 2 MiB, which is a huge page where pages have 4 KiB.
-    fn huge_order(&self) -> Order {
-        Order(21 - self.objects.pages.page_shift() as u8)
     }
 
     fn resident(&self) -> u64 {
@@ -230,7 +220,7 @@ impl<P: Platform> Core<P> {
         if pages.backed_free_pages() < u64::from(wanted) && pages.listed() > FEW_LISTED {
             pages.drain_all(platform);
         }
-        // A smaller block is the rest of a huge page while the program goes on.
+        // Until a burst is at its end, live objects need the rest of each whole huge page.
         let effort = if least == Order(0) { Effort::Sparing } else { Effort::Whole };
         let (mut released, mut failed) = (0, 0);
         for node in 0..pages.nodes() {
