@@ -174,10 +174,10 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Report { left: true, ..report }
     }
 
-    /// Releases about `pages` free pages to make room for other pages that are taken from the system
-    /// at once, up to those of a huge page if that is more: a release leaves blocks that have more
-    /// pages than it wants. Does not split huge pages. Pages in lists stay. Does nothing while
-    /// another thread releases.
+    /// Releases about `pages` free pages to make room for other pages that are taken from the
+    /// system at once, up to those of a huge page if that is more: a release leaves blocks that
+    /// have more pages than it wants. Does not split huge pages. Pages in lists stay. Does nothing
+    /// while another thread releases.
     pub fn release(&self, platform: &P, pages: u32, effort: Effort, stop: &dyn Fn() -> bool) -> Report {
         let pages = if pages == 0 { 0 } else { pages.max(HUGE.pages()) };
         let wanted = Wanted { pages, least: Order(0), effort, splits: false };
