@@ -262,6 +262,15 @@ impl<P: Platform> NodePages<P> {
         Some(run)
     }
 
+    /// Allocates a run of the nearest node that this CPU caches: see
+    /// [`Pages::allocate_cached_run`].
+    #[inline]
+    pub fn allocate_cached_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
+        let run = self.node(self.nearest(platform)).allocate_cached_run(platform, pages, align_pages)?;
+        platform.note(Handover { pfn: run.pfn, pages, freed: false });
+        Some(run)
+    }
+
     /// Frees a block. Ends the process if the block is not handed out, or is not of this order.
     #[inline]
     pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {

@@ -188,6 +188,15 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.take_resident(platform, pages, |buddy| buddy.allocate_backed_run(pages, align_pages))
     }
 
+    /// Allocates a run as [`Pages::allocate_run`] does, but only one that this CPU caches.
+    #[inline]
+    pub fn allocate_cached_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
+        // Page numbers count from the base. Stricter alignments than a chunk depend on the address
+        // of the base.
+        let may_be_cached = pages <= LONGEST && align_pages <= CHUNK && self.lists.is_on();
+        may_be_cached.then(|| self.lists.take_run(self.frames(), platform.cpu(), pages, align_pages))?
+    }
+
     /// Calls [`Zone::take_resident`] with `take`. Then releases pages as [`Pages::acquire`] does.
     fn take_resident(&self, platform: &P, pages: u32, take: impl FnOnce(&mut Buddy) -> Option<Block>) -> Option<Block> {
         let taken = self.zone.take_resident(&self.arena, pages, take)?;
@@ -251,13 +260,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// [`Exhausted`] if the budget has no room, or the zone gets no more pages.
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
         debug_assert!(pages > 0 && align_pages.is_power_of_two());
-        // Page numbers count from the base. Stricter alignments than a chunk depend on the address
-        // of the base.
-        if pages <= LONGEST
-            && align_pages <= CHUNK
-            && self.lists.is_on()
-            && let Some(run) = self.lists.take_run(self.frames(), platform.cpu(), pages, align_pages)
-        {
+        if let Some(run) = self.allocate_cached_run(platform, pages, align_pages) {
             return Ok(run);
         }
         // New pages begin at a multiple of a chunk. A stricter alignment may need `align_pages`

@@ -18,6 +18,11 @@
 //! Single pages are released when the live bytes no longer shrink and the surplus is more than half
 //! of them. They are also released at the end of a burst ([`Learned::is_late`]).
 //!
+//! A look reads every class cache. Before that, the free adds the free pages, which it can read at
+//! once, to the free objects of the last look and those freed since. If that sum is below the bound
+//! of a look within a second, the program has allocated again what it freed, and the look is put
+//! off.
+//!
 //! A call releases at most [`CALL_BYTES_MAX`] beyond the run that it frees, and returns at most
 //! about [`CALL_OBJECTS_MAX`] objects to slabs. If it stops at these limits, the next slow free
 //! goes on.
@@ -34,7 +39,7 @@
 //! memory. Each step holds the locks of zones and classes for one batch.
 
 use crate::mm::{Core, Mm};
-use crate::state::in_call::{HIGH, Returned};
+use crate::state::in_call::{HIGH, Returned, STEP};
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::gate::Inside;
 use neap_base::{Order, Platform};
@@ -58,8 +63,6 @@ const CALL_OBJECTS_MAX: u64 = 1 << 16;
 const CALL_SLABS_MAX: usize = 1024;
 /// Slabs whose empty pages are released before the bytes are counted again.
 const FEW_SLABS: usize = 8;
-/// Bytes that slow frees return between two looks, at least.
-const STEP: u64 = 512 << 10;
 /// Bytes that slow frees return between two looks, at least, after the system refused to release
 /// anything. It refuses for locked memory.
 const REFUSED: u64 = 64 << 20;
@@ -93,17 +96,9 @@ impl<P: Platform> Core<P> {
     /// due. Then wakes neap's thread, or ticks in its place.
     #[inline]
     pub(crate) fn after_free(&self, mm: &Mm<P>, returned: Returned) {
-        if !self.background.has_thread() {
-            let (bytes, own) = match returned {
-                Returned::Objects(class) => (u64::from(class.most_capacity()) * class.size() as u64, 0),
-                Returned::Run(bytes) => (bytes as u64, bytes as u64),
-            };
-            // Relaxed, and no atomic subtraction: heuristic. A late look finds the same surplus.
-            let left = self.in_call.left.load(Relaxed) - bytes as i64;
-            self.in_call.left.store(left, Relaxed);
-            if left <= 0 {
-                self.look(mm, own);
-            }
+        if !self.background.has_thread() && self.in_call.count(returned) {
+            let own = if let Returned::Run(bytes) = returned { bytes } else { 0 };
+            self.look(mm, own as u64);
         }
         self.after_slow_path(mm);
     }
@@ -118,8 +113,11 @@ impl<P: Platform> Core<P> {
             return self.in_call.left.store(REFUSED as i64, Relaxed);
         }
         let inside = mm.gate.enter(platform.cpu());
-        let Some(mut learned) = self.in_call.learned.try_lock(&inside) else { return };
         let now = platform.now();
+        if self.in_call.put_off(self.objects.free_page_bytes(), now) {
+            return;
+        }
+        let Some(mut learned) = self.in_call.learned.try_lock(&inside) else { return };
         let free = self.objects.free_objects();
         let surplus = free.resident + self.objects.free_page_bytes();
         let live = self.live(surplus);
@@ -150,7 +148,9 @@ impl<P: Platform> Core<P> {
                 (high - rest).max(STEP)
             };
         }
-        self.in_call.left.store(next as i64, Relaxed);
+        // Work of this look may have put objects of stacks into slabs.
+        let objects = if surplus > high { self.objects.free_objects().resident } else { free.resident };
+        self.in_call.note_look(next, objects, high, now);
     }
 
     /// Returns the resident bytes outside of `surplus`, without the waste of slabs. They are in
@@ -339,6 +339,35 @@ mod tests {
             unsafe { mm.free(held) };
             close(mm);
         }
+    }
+
+    /// A look reads every class cache. A buffer that is freed and allocated again needs none.
+    #[test]
+    fn free_that_is_allocated_again_puts_the_look_off() {
+        let mm = open(Virtual::new(4096, 1));
+        let core = mm.core().unwrap();
+        let pair = |size: usize| {
+            let block = mm.allocate(size);
+            // SAFETY: the block is this test's.
+            unsafe { mm.free(block) };
+        };
+        let held = [64, 5000, 100_000].map(|size| mm.allocate(size));
+        (0..20).for_each(|_| pair(4 << 20));
+        {
+            // A look that finds the numbers held does nothing, and the next free looks again.
+            let inside = mm.gate.enter(0);
+            let _numbers = core.in_call.learned.try_lock(&inside).unwrap();
+            for size in [4 << 20, 1 << 20, 100_000, 6 << 20] {
+                (0..1000).for_each(|_| pair(size));
+                assert!(!core.in_call.is_due(), "blocks of {size} bytes");
+            }
+        }
+        // What stays free is seen at once.
+        burst(&mm, 64 * MIB, 4 << 20, 0, 1);
+        assert!(surplus(&mm) <= HIGH + core.in_call.kept(), "{} bytes", surplus(&mm));
+        // SAFETY: each was allocated above, and is freed once.
+        held.into_iter().for_each(|block| unsafe { mm.free(block) });
+        close(mm);
     }
 
     #[test]

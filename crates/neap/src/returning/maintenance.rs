@@ -72,7 +72,10 @@ impl<P: Platform> Core<P> {
     /// Ticks if due, and answers requests of other processes, after a slow call without neap's
     /// thread.
     pub(crate) fn after_without_thread(&self, mm: &Mm<P>) {
-        if self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(CHECK_PERIOD_CALLS) {
+        // Relaxed, and no atomic addition: heuristic. A call of another thread may be lost.
+        let calls = self.maintenance.calls.load(Ordering::Relaxed);
+        self.maintenance.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
+        if calls.is_multiple_of(CHECK_PERIOD_CALLS) {
             self.tick_if_due(mm);
         }
         if self.page.is_asked() {
@@ -237,6 +240,7 @@ impl<P: Platform> Mm<P> {
         core.maintenance.kept.store(bytes, Ordering::Relaxed);
         let _inside = self.gate.enter(core.objects.platform.cpu());
         core.objects.pages.keep_chunks(bytes > 0);
+        core.in_call.forget_bound();
         true
     }
 

@@ -10,6 +10,8 @@ use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use neap_base::gate::Inside;
 use neap_objects::size_class::Class;
 
+/// Bytes that slow frees return between two looks, at least.
+pub(crate) const STEP: u64 = 512 << 10;
 /// Least bytes that slow frees return between two looks, while objects in use keep free memory from
 /// being released.
 pub(crate) const LEAST_STEP: u64 = 4 << 10;
@@ -48,6 +50,13 @@ pub(crate) enum Returned {
 pub(crate) struct InCall {
     /// Bytes that slow frees may return before the next look.
     pub(crate) left: AtomicI64,
+    /// Resident bytes of free objects at the last look, and the bytes of objects that slow frees
+    /// have returned since.
+    objects: AtomicU64,
+    /// Surplus above which the last look would have released memory. 0 before the first look.
+    bound: AtomicU64,
+    /// Time from which `bound` may have shrunk, in the platform's nanoseconds.
+    expires: AtomicU64,
     /// [`Learned::kept`] at the last look.
     pub(crate) kept: AtomicU64,
     pub(crate) learned: GatedMutex<Learned>,
@@ -55,7 +64,64 @@ pub(crate) struct InCall {
 
 impl InCall {
     pub(crate) const fn new() -> InCall {
-        InCall { left: AtomicI64::new(HIGH as i64), kept: AtomicU64::new(0), learned: GatedMutex::new(Learned::new()) }
+        InCall {
+            left: AtomicI64::new(HIGH as i64),
+            objects: AtomicU64::new(0),
+            bound: AtomicU64::new(0),
+            expires: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
+            learned: GatedMutex::new(Learned::new()),
+        }
+    }
+
+    /// Counts the bytes that a slow free returned. Returns whether a look is due.
+    #[inline]
+    pub(crate) fn count(&self, returned: Returned) -> bool {
+        let bytes = match returned {
+            Returned::Run(bytes) => bytes as u64,
+            Returned::Objects(class) => {
+                let bytes = u64::from(class.most_capacity()) * class.size() as u64;
+                // Relaxed, and no atomic addition: heuristic. A later look counts anew.
+                self.objects.store(self.objects.load(Relaxed) + bytes, Relaxed);
+                bytes
+            }
+        };
+        // Relaxed, and no atomic subtraction: heuristic. A late look finds the same surplus.
+        let left = self.left.load(Relaxed) - bytes as i64;
+        self.left.store(left, Relaxed);
+        left <= 0
+    }
+
+    /// Whether the next slow free looks.
+    #[cfg(test)]
+    pub(crate) fn is_due(&self) -> bool {
+        self.left.load(Relaxed) <= 0
+    }
+
+    /// Puts the next look off if the surplus is still below its bound: the program has allocated
+    /// again what it freed. Returns whether it did. `free_pages` are the resident bytes of free
+    /// pages.
+    pub(crate) fn put_off(&self, free_pages: u64, now: u64) -> bool {
+        if now >= self.expires.load(Relaxed) {
+            return false;
+        }
+        let surplus = self.objects.load(Relaxed).saturating_add(free_pages);
+        let below = self.bound.load(Relaxed).checked_sub(surplus);
+        below.inspect(|below| self.left.store((*below).max(STEP) as i64, Relaxed)).is_some()
+    }
+
+    /// Records the result of a look: bytes that slow frees return before the next one, resident
+    /// bytes of free objects, and the bound of the surplus.
+    pub(crate) fn note_look(&self, left: u64, objects: u64, bound: u64, now: u64) {
+        self.left.store(left as i64, Relaxed);
+        self.objects.store(objects, Relaxed);
+        self.bound.store(bound, Relaxed);
+        self.expires.store(now.saturating_add(SECOND), Relaxed);
+    }
+
+    /// Makes the next look count anew, because the bytes that the program keeps have changed.
+    pub(crate) fn forget_bound(&self) {
+        self.expires.store(0, Relaxed);
     }
 
     /// Bytes of surplus that stay beyond the fixed bounds, as learned.
