@@ -239,8 +239,7 @@ fn by_themselves(report: &Mutex<&mut Report>, folder: &Path) {
 fn built(folder: &Path, target: Target, arguments: &[&str]) -> Result<PathBuf> {
     let to = folder.join("target");
     let mut build = target.cargo(&["build", "--quiet", "--target-dir"]);
-    // Without the flags of the workspace, which a folder below it would inherit.
-    build.arg(&to).args(arguments).env("CARGO_ENCODED_RUSTFLAGS", "").current_dir(folder);
+    build.arg(&to).args(arguments).current_dir(folder);
     capture(build)?;
     Ok(to)
 }

@@ -165,7 +165,7 @@ fn artefacts(clone: &Path, target: &Path, to: &Path, targets: &[String]) -> Resu
     let mut build = cargo(["run", "--quiet", "--package", "xtask", "--", "artefacts", "--to"]);
     build.arg(to).args(targets.iter().flat_map(|target| ["--target", target])).current_dir(clone);
     build.env("CARGO_TARGET_DIR", target).env("SOURCE_DATE_EPOCH", seconds.trim());
-    // Each would replace the flags of .cargo/config.toml; those of a target are added to them.
+    // Each would replace the flags of a target.
     for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_RUSTFLAGS"] {
         build.env_remove(variable);
     }

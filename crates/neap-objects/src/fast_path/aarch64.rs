@@ -42,6 +42,7 @@ macro_rules! take_top {
         // then the address of the state byte. next: the limit, then CPU 0's entry, then see
         // pop_sequence. value: the object.
         asm!(
+            on_cache_line!(),
             "27:",
             "ldur {next}, [{first}, #{limit}]",
             "mov {value}, xzr",
@@ -123,6 +124,7 @@ macro_rules! free {
         // map, whose low 16 bits are the home. t: `bytes`, then the address of the state byte, then
         // the kind map, then see push_sequence.
         asm!(
+            on_cache_line!(),
             "ldur {place}, [{first}, #{base}]",
             "ldur {t}, [{first}, #{bytes}]",
             "sub {place}, {value}, {place}",

@@ -23,6 +23,7 @@ macro_rules! take_top {
         // number of zeros, then the index of the state byte. t: see pop_sequence, then the word of
         // the state table. next: the new head. value: the object.
         asm!(
+            on_cache_line!(),
             "27:",
             "xor {value:e}, {value:e}",
             "cmp {place}, qword ptr [{table} + {limit}]",
@@ -90,6 +91,7 @@ macro_rules! free {
         // of the state byte, then the entry of the kind map, whose low 16 bits are the home. t: the
         // word of the state table, then see push_sequence. offset: offset of the rseq area.
         asm!(
+            on_cache_line!(),
             "mov {place}, {value}",
             "sub {place}, qword ptr [{table} + {base}]",
             "cmp {place}, qword ptr [{table} + {bytes}]",
