@@ -139,7 +139,9 @@ impl Numbers {
                  Maintenance: thread {}, every {} ms; {} ticks, {} drains, {} fences, {} skipped, {} around busy slots\n\
                  Given back: {} pages by {} calls, {} of them failed; huge pages {}\n\
                  Growth: {} pages from the system, {} of them during {} sweeps that put {} objects back; \
-                 {} scattered pages released\n{}\n",
+                 {} scattered pages released\n\
+                 Growth beside unused memory: {} pages beside free pages, {} beside barns, {} beside slabs; \
+                 {} waits in vain\n{}\n",
                 self.version,
                 mode.slots,
                 mode.why,
@@ -163,6 +165,10 @@ impl Numbers {
                 reuse.sweeps,
                 reuse.objects,
                 reuse.released,
+                reuse.beside_free_pages,
+                reuse.beside_barns,
+                reuse.beside_slabs,
+                reuse.waits_in_vain,
                 self.guard.as_ref().map(GuardNumbers::shown).unwrap_or_default(),
             ),
             None => format!(

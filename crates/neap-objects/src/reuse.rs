@@ -88,6 +88,10 @@ pub(crate) struct Reuse {
     /// Bytes returned to slabs by the sweep so far.
     done: AtomicU64,
     counters: [AtomicU64; 4],
+    /// The growth up to the last check.
+    checked: AtomicU64,
+    /// The fields of [`GrowthBeside`].
+    beside: [AtomicU64; 3],
 }
 
 /// Statistics of reuse.
@@ -101,6 +105,21 @@ pub struct ReuseNumbers {
     pub grown: u64,
     /// Free pages released since they lay too scattered to serve.
     pub released: u64,
+    /// Growth although much memory was unused.
+    pub beside: GrowthBeside,
+}
+
+/// Pages taken from the system while more than a tenth of the resident memory, and more than 4 MiB,
+/// was unused. Growth between two checks for a sweep counts as growth beside the largest kind of
+/// unused memory that the second one found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrowthBeside {
+    /// Most unused memory lay in free pages, too scattered to serve.
+    pub free_pages: u64,
+    /// Most unused memory lay in barns.
+    pub barns: u64,
+    /// Most unused memory lay in slabs beside objects in use.
+    pub slabs: u64,
 }
 
 /// Bytes of free objects in slabs and barns, without the stacks of CPUs.
@@ -126,7 +145,23 @@ impl Reuse {
             ended: AtomicU64::new(0),
             done: AtomicU64::new(0),
             counters: [const { AtomicU64::new(0) }; 4],
+            checked: AtomicU64::new(0),
+            beside: [const { AtomicU64::new(0) }; 3],
         }
+    }
+}
+
+/// Bytes that are resident and not in use, but for those on the stacks of CPUs.
+struct Unused {
+    resident: u64,
+    free_pages: u64,
+    in_barns: u64,
+    in_slabs: u64,
+}
+
+impl Unused {
+    fn all(&self) -> u64 {
+        self.free_pages + self.in_barns + self.in_slabs
     }
 }
 
@@ -177,9 +212,10 @@ impl<P: Platform> Objects<P> {
     fn begin_sweep(&self) -> bool {
         let (reuse, grown) = (&self.reuse, self.pages.grown());
         let since = grown.saturating_sub(reuse.ended.load(Relaxed)) << self.pages.page_shift();
+        let unused = self.unused();
         // A program that keeps free chunks wants its memory to stay where it is.
-        if self.pages.keeps_chunks() || self.quantum().is_none_or(|quantum| since < quantum) {
-            self.put_off();
+        if self.pages.keeps_chunks() || self.quantum(&unused).is_none_or(|quantum| since < quantum) {
+            self.put_off(&unused);
             return false;
         }
         reuse.began.store(grown, Relaxed);
@@ -194,10 +230,9 @@ impl<P: Platform> Objects<P> {
 
     /// Growth since the last sweep, in bytes, from which on another sweep is worth its work. It is
     /// smaller the more the sweep will return. `None` if too little memory is unused.
-    fn quantum(&self) -> Option<u64> {
-        let (resident, free) = (self.resident_bytes(), self.free_objects());
-        let (in_barns, unused) = (free.in_barns, free.resident + self.free_page_bytes());
-        if unused < (resident / 16).max(UNUSED_BYTES_MIN) {
+    fn quantum(&self, unused: &Unused) -> Option<u64> {
+        let &Unused { resident, in_barns, .. } = unused;
+        if unused.all() < (resident / 16).max(UNUSED_BYTES_MIN) {
             return None;
         }
         // Each sweep releases some of the scattered free pages.
@@ -214,14 +249,31 @@ impl<P: Platform> Objects<P> {
         let (reuse, grown) = (&self.reuse, self.pages.grown());
         reuse.counters[2].fetch_add(grown.saturating_sub(reuse.began.load(Relaxed)), Relaxed);
         reuse.ended.store(grown, Relaxed);
-        self.put_off();
+        self.put_off(&self.unused());
     }
 
-    /// Puts the next check off. A check locks all class caches, so checks are rarer the more memory
-    /// is resident.
-    fn put_off(&self) {
-        let step = (self.resident_bytes() / 512).max(STEP_BYTES_MIN) >> self.pages.page_shift();
-        self.reuse.next.store(self.pages.grown() + step, Relaxed);
+    /// Puts the next check off, and records beside what memory the process has grown since the last
+    /// one. A check locks all class caches, so checks are rarer the more memory is resident.
+    fn put_off(&self, unused: &Unused) {
+        let (reuse, grown) = (&self.reuse, self.pages.grown());
+        let more = grown.saturating_sub(reuse.checked.fetch_max(grown, Relaxed));
+        if unused.all() > (unused.resident / 10).max(UNUSED_BYTES_MIN) {
+            let kinds = [unused.free_pages, unused.in_barns, unused.in_slabs];
+            let largest = kinds.iter().zip(&reuse.beside).max_by_key(|(bytes, _)| **bytes);
+            largest.inspect(|(_, pages)| _ = pages.fetch_add(more, Relaxed));
+        }
+        let step = (unused.resident / 512).max(STEP_BYTES_MIN) >> self.pages.page_shift();
+        reuse.next.store(grown + step, Relaxed);
+    }
+
+    fn unused(&self) -> Unused {
+        let FreeObjects { in_barns, resident, .. } = self.free_objects();
+        Unused {
+            resident: self.resident_bytes(),
+            free_pages: self.free_page_bytes(),
+            in_barns,
+            in_slabs: resident.saturating_sub(in_barns),
+        }
     }
 
     /// Whether the sweep has returned fewer bytes than growth since its beginning asks for.
@@ -377,6 +429,7 @@ impl<P: Platform> Objects<P> {
     /// The statistics of reuse so far.
     pub fn reuse_numbers(&self) -> ReuseNumbers {
         let [sweeps, objects, grown, released] = self.reuse.counters.each_ref().map(|counter| counter.load(Relaxed));
-        ReuseNumbers { sweeps, objects, grown, released }
+        let [free_pages, barns, slabs] = self.reuse.beside.each_ref().map(|pages| pages.load(Relaxed));
+        ReuseNumbers { sweeps, objects, grown, released, beside: GrowthBeside { free_pages, barns, slabs } }
     }
 }

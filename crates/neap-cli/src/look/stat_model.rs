@@ -89,6 +89,10 @@ pub(crate) struct Reuse {
     pub(crate) objects: u64,
     pub(crate) grown_in_sweeps: u64,
     pub(crate) released: u64,
+    pub(crate) beside_free_pages: u64,
+    pub(crate) beside_barns: u64,
+    pub(crate) beside_slabs: u64,
+    pub(crate) waits_in_vain: u64,
 }
 
 #[derive(Default, Deserialize)]

@@ -2,6 +2,7 @@
 //! little, in whatever order the first was freed. Measured in pages of the virtual machine.
 
 use crate::instance::{CONFIG, Opened, machine};
+use neap_objects::reuse::GrowthBeside;
 use neap_objects::size_class::Class;
 use neap_testing::orders::{Order, reorder};
 use neap_testing::random::{Random, seed};
@@ -102,7 +103,7 @@ fn growth_alone_does_not_sweep() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
     let held: Vec<_> =
         [64, 300, 5000].map(|size| (Class::of_size(size), o.take_many(Class::of_size(size), LIVE / size))).into();
-    assert_eq!(o.reuse_numbers().sweeps, 0);
+    assert_eq!((o.reuse_numbers().sweeps, o.reuse_numbers().beside), (0, GrowthBeside::default()));
     held.into_iter()
         .for_each(|(class, objects)| Vec::from(objects).into_iter().for_each(|object| o.give(class, object)));
     o.drain();
@@ -122,4 +123,32 @@ fn cells_of_sheaves_are_bounded_by_what_is_resident() {
     assert!(more <= LIVE / 16, "{more} bytes more");
     o.drain();
     assert_eq!(o.prove().slabs, 0);
+}
+
+/// Growth is counted beside the place of most unused memory: slabs that a few objects keep, or the
+/// barn of a program that keeps its free memory.
+#[test]
+fn growth_is_counted_beside_the_place_of_unused_memory() {
+    let (class, other) = (Class::of_size(64), Class::of_size(300));
+    for keeps in [false, true] {
+        let o = Opened::new(machine(1), &CONFIG).unwrap();
+        o.pages.keep_chunks(keeps);
+        let objects = Vec::from(o.take_many(class, LIVE / class.size()));
+        assert_eq!(o.reuse_numbers().beside, GrowthBeside::default());
+        let (kept, freed): (Vec<_>, Vec<_>) = objects.into_iter().enumerate().partition(|(n, _)| !keeps && n % 32 == 0);
+        freed.into_iter().for_each(|(_, object)| o.give(class, object));
+        let grown = o.pages.grown();
+        let others = Vec::from(o.take_many(other, LIVE / other.size()));
+        let (grown, beside) = (o.pages.grown() - grown, o.reuse_numbers().beside);
+        let counted = if keeps { beside.barns } else { beside.slabs };
+        // What was grown since the last check before counts as well: 2 MiB at most.
+        assert!(
+            counted > grown * 3 / 4 && counted <= grown + 512,
+            "{beside:?} of {grown} pages, keeps free memory: {keeps}"
+        );
+        others.into_iter().for_each(|object| o.give(other, object));
+        kept.into_iter().for_each(|(_, object)| o.give(class, object));
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
 }

@@ -16,6 +16,7 @@ use neap_base::gate::Inside;
 use neap_base::platform::{Linux, Platform};
 use neap_groups::GroupCount;
 use neap_objects::cpu_caches::{CacheMode, FenceCounts};
+use neap_objects::reuse::GrowthBeside;
 use neap_objects::size_class::Class;
 use neap_os::{stack, thread};
 use neap_pages::Watermarks;
@@ -155,7 +156,10 @@ impl<P: Platform> Core<P> {
         let reuse = self.objects.reuse_numbers();
         write!(text, "\"reuse\":{{\"grown\":{},", self.objects.pages.grown())?;
         write!(text, "\"sweeps\":{},\"objects\":{},", reuse.sweeps, reuse.objects)?;
-        write!(text, "\"grown_in_sweeps\":{},\"released\":{}}},", reuse.grown, reuse.released)?;
+        write!(text, "\"grown_in_sweeps\":{},\"released\":{},", reuse.grown, reuse.released)?;
+        let GrowthBeside { free_pages, barns, slabs } = reuse.beside;
+        write!(text, "\"beside_free_pages\":{free_pages},\"beside_barns\":{barns},\"beside_slabs\":{slabs},")?;
+        write!(text, "\"waits_in_vain\":{}}},", self.objects.helper.late())?;
         if let Some(region) = self.guard.region() {
             let (live, GuardCounts { guarded, refused }) = region.numbers();
             let bytes = u64::from(live) * region.page_size as u64;
