@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
 use neap_os::clock::Clock;
 use neap_os::memory::{HugePages, Range};
 use neap_os::topology::{CpuSet, Topology};
-pub use neap_os::{Errno, memory, nodes};
+pub use neap_os::{Errno, huge_pages::HugePageSupply, memory, nodes};
 use neap_os::{rseq::OwnAreas, stack};
 pub use neap_pressure::{LimitedBy, Pressure, Room, Sample, Series, margin};
 use neap_pressure::{Sensor, Subject, System};
@@ -159,10 +159,8 @@ pub trait Platform: Send + Sync {
     /// The system's error at the limit of mappings. The range's setting is unchanged.
     fn huge_pages(&self, address: usize, length: usize, huge: HugePages) -> Result<(), Errno>;
 
-    /// Whether the system uses huge pages wherever a program does not refuse them.
-    fn gives_huge_pages(&self) -> bool {
-        false
-    }
+    /// What the system does with huge pages, of the size that its page tables give.
+    fn huge_page_supply(&self) -> HugePageSupply;
 
     /// Splits the huge page that contains `address` into small pages, so that parts of it can be
     /// released at once. Without huge pages this does nothing. The page's contents must not be
@@ -293,7 +291,7 @@ pub struct Linux {
     /// Number of simulated nodes; 0 if the nodes are real. The CPUs are assigned to simulated nodes
     /// in turn.
     simulated: usize,
-    gives_huge_pages: bool,
+    huge_page_supply: HugePageSupply,
     scarce: bool,
     most_address_space: usize,
     rseq_offset: Result<isize, NoSequences>,
@@ -360,7 +358,7 @@ impl Linux {
             topology,
             nodes: Nodes::read(),
             simulated: 0,
-            gives_huge_pages: memory::gives_huge_pages(),
+            huge_page_supply: neap_os::huge_pages::supply(),
             scarce: most.is_some() || memory::overcommit_refused(),
             most_address_space: most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX)),
             rseq_offset,
@@ -531,8 +529,8 @@ impl Platform for Linux {
         }
     }
 
-    fn gives_huge_pages(&self) -> bool {
-        self.gives_huge_pages
+    fn huge_page_supply(&self) -> HugePageSupply {
+        self.huge_page_supply
     }
 
     fn split(&self, address: usize) {

@@ -26,6 +26,7 @@ pub mod fence;
 pub mod file;
 pub mod fork_handlers;
 pub mod futex;
+pub mod huge_pages;
 pub mod mappings;
 pub mod memfd;
 pub mod memory;

@@ -6,7 +6,6 @@
 
 use crate::Errno;
 use crate::arch;
-use crate::environment::read_file;
 use crate::syscall::{PROCESS_MADVISE, syscall5};
 use core::ffi::c_void;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -296,12 +295,6 @@ pub fn huge_pages(address: usize, length: usize, huge: HugePages) -> Result<(), 
     };
     // SAFETY: the advice changes no contents.
     unsafe { rustix::mm::madvise(pointer(address), length, advice) }
-}
-
-/// Whether the system uses huge pages wherever a program does not refuse them (`always`).
-pub fn gives_huge_pages() -> bool {
-    let mut text = [0; 16];
-    read_file(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut text).is_ok_and(|text| text.starts_with(b"[always]"))
 }
 
 /// Splits the huge page that contains `address`, if there is one, into small pages. Without this,

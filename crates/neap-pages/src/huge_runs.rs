@@ -11,6 +11,7 @@
 //! - If the system gives huge pages on request (`madvise`), a run allows them if it is at most as
 //!   long as the rest of the resident memory. A sparse run then at most doubles the resident
 //!   memory. The arrays of a growing program get memory without a fault for each small page.
+//! - If the system gives none (`never`, or to this process), no run asks for them.
 //!
 //! A run of small pages that grows out of its place is copied, up to [`COPIED_PAGES_MAX`], if the
 //! new run has huge pages. Moved page tables would keep the small pages, in a mapping of their own.
@@ -36,10 +37,10 @@
 
 use crate::arena::{Arena, IN_RUNS};
 use crate::shape::MARKED;
-use crate::units::{CHUNK, HUGE};
+use crate::units::{CHUNK, HUGE, huge_page_supply};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use neap_base::platform::memory::HugePages;
+use neap_base::platform::{HugePageSupply, memory::HugePages};
 use neap_base::{Pfn, Platform};
 
 /// The most runs with huge pages: the kernel allows 65530 mappings by default.
@@ -56,18 +57,19 @@ const UNIT: u32 = HUGE.pages();
 pub(crate) struct HugeRuns {
     /// Whether runs may have huge pages.
     wanted: bool,
-    /// Whether the system gives huge pages to every mapping.
-    for_all: bool,
+    /// What the system supplies; `None` if blocks and runs may have no huge pages.
+    pub(crate) supply: HugePageSupply,
     count: AtomicU32,
 }
 
 impl HugeRuns {
-    /// Runs may have huge pages if these are `wanted`, pages have 4 KiB, and no CPU is isolated.
+    /// Runs may have huge pages if these are `wanted`, the system supplies them, and no CPU is
+    /// isolated.
     pub(crate) fn new<P: Platform>(platform: &P, wanted: bool) -> HugeRuns {
-        // The kernel's huge pages have 2 MiB if pages have 4 KiB.
-        let wanted = wanted && platform.page_size() == 4096;
-        let wanted = wanted && !(0..platform.cpus()).any(|cpu| platform.is_isolated(cpu));
-        HugeRuns { wanted, for_all: wanted && platform.gives_huge_pages(), count: AtomicU32::new(0) }
+        let supply = huge_page_supply(platform, wanted);
+        let is_isolated = |cpu| platform.is_isolated(cpu);
+        let wanted = supply != HugePageSupply::None && !(0..platform.cpus()).any(is_isolated);
+        HugeRuns { wanted, supply, count: AtomicU32::new(0) }
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -86,8 +88,8 @@ impl Arena {
     /// Whether a run of `pages` pages should have huge pages. `resident` counts all resident pages,
     /// and the run as if it were resident.
     pub(crate) fn is_worth_huge(&self, pages: u32, resident: u32) -> bool {
-        let HugeRuns { wanted, for_all, .. } = self.huge_runs;
-        wanted && pages >= UNIT && (for_all || pages <= resident / 2)
+        let HugeRuns { wanted, supply, .. } = self.huge_runs;
+        wanted && pages >= UNIT && (supply == HugePageSupply::Everywhere || pages <= resident / 2)
     }
 
     /// Allows huge pages in the part that a run gains when it grows from `old` to `new` pages. If

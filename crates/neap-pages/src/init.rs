@@ -19,7 +19,7 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use neap_base::Platform;
-use neap_base::platform::Errno;
+use neap_base::platform::{Errno, HugePageSupply};
 
 /// The mapping of a node's lists and release data, and of the arena or the node's chunk maps.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +116,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         buddy.base_chunks = (arena.base() >> page_shift) / CHUNK as usize;
         // The first node has the whole budget until other nodes need some of it.
         let budget = arena.budget().map_or(UNLIMITED, |pages| if node == 0 { pages } else { 0 });
-        let zone = Zone::new(buddy, node, budget, limits.all_fixed(), page_shift, shape.huge);
+        let huge = arena.huge_runs.supply != HugePageSupply::None;
+        let zone = Zone::new(buddy, node, budget, limits.all_fixed(), huge);
         grown.into_iter().for_each(|grown| zone.add(grown));
         let (misses, needs) = (AtomicU64::new(0), Needs::default());
         Pages { arena, node, zone, lists, release, misses, needs, own, platform: PhantomData }

@@ -27,7 +27,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::live::Link;
 use neap_base::platform::nodes::{MAX_NODES, NearestNode};
-use neap_base::platform::{Errno, Handover, memory};
+use neap_base::platform::{Errno, Handover, HugePageSupply, memory};
 use neap_base::{Finding, Order, Pfn, Platform};
 use neap_os::topology::CpuSet;
 
@@ -313,6 +313,11 @@ impl<P: Platform> NodePages<P> {
     /// its allocation.
     pub fn backed_part(&self, head: Pfn, part: Range<u32>) -> Option<Range<u32>> {
         self.node(self.node_of(head)).backed_part(head, part)
+    }
+
+    /// Whether neap asks for huge pages: they are wanted, and the system supplies them.
+    pub fn uses_huge_pages(&self) -> bool {
+        self.first.arena.huge_runs.supply != HugePageSupply::None
     }
 
     /// Whether a page may be part of a whole huge page.

@@ -52,7 +52,8 @@ pub struct Shape {
     pub budget: Option<u32>,
     /// Side tables of the layer above.
     pub tables: [SideTable; TABLES],
-    /// Whether fresh memory may be populated as huge pages, and runs may have them.
+    /// Whether fresh memory may be populated as huge pages, and runs may have them, if the system
+    /// supplies huge pages of 2 MiB.
     pub huge: bool,
     /// The most pages that a CPU's list keeps. 0 means no lists, `None` a size that is tuned at run
     /// time.

@@ -1,16 +1,26 @@
 //! Units of memory in pages, and the results of an allocation.
 
-use neap_base::{Order, Pfn};
+use neap_base::platform::HugePageSupply;
+use neap_base::{Order, Pfn, Platform};
 
 /// Pages of a chunk: the unit of growth, and the largest block of the buddy allocator.
 pub(crate) const CHUNK: u32 = 1024;
 /// The order of a chunk.
 pub(crate) const CHUNK_ORDER: Order = Order(CHUNK.trailing_zeros() as u8);
 
-/// Order of 2 MiB of small pages: the size of a huge page on every machine with such pages.
+/// Order of 2 MiB of small pages.
 pub(crate) const HUGE: Order = Order(9);
-/// Size of a huge page in bytes.
+/// Size of the huge pages that neap uses, in bytes.
 pub(crate) const HUGE_BYTES: usize = 2 << 20;
+
+/// The supply of huge pages for an arena that has a use for them if they are `wanted`. With pages
+/// of 16 and 64 KiB, the kernel's huge pages have 32 and 512 MiB. The arena then uses none, since
+/// one fault would make more resident than a program may need.
+pub(crate) fn huge_page_supply<P: Platform>(platform: &P, wanted: bool) -> HugePageSupply {
+    // A huge page takes the place of one table of the page tables, whose entries have eight bytes.
+    let page = platform.page_size();
+    if wanted && page * (page / 8) == HUGE_BYTES { platform.huge_page_supply() } else { HugePageSupply::None }
+}
 
 /// Orders that have lists: 0 to 3.
 pub(crate) const LISTED_ORDERS: usize = 4;

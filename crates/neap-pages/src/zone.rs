@@ -217,9 +217,10 @@ pub(crate) struct Zone {
 
 impl Zone {
     /// Creates a node's zone over `buddy`. At most `budget` pages are in use at once; [`UNLIMITED`]
-    /// means no budget. Without tuning, all lists together keep `listed` pages.
-    pub(crate) fn new(buddy: Buddy, node: usize, budget: u32, listed: u32, page_shift: u32, huge: bool) -> Zone {
-        let population = Population::new(huge && page_shift == 12, listed);
+    /// means no budget. Without tuning, all lists together keep `listed` pages. With `huge`,
+    /// threads populate blocks as huge pages.
+    pub(crate) fn new(buddy: Buddy, node: usize, budget: u32, listed: u32, huge: bool) -> Zone {
+        let population = Population::new(huge, listed);
         Zone {
             inner: Mutex::new(Inner {
                 buddy,

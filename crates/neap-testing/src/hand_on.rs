@@ -21,8 +21,8 @@ macro_rules! hand_on {
             self.$inner.is_grantable(length)
         }
 
-        fn gives_huge_pages(&self) -> bool {
-            self.$inner.gives_huge_pages()
+        fn huge_page_supply(&self) -> ::neap_base::platform::HugePageSupply {
+            self.$inner.huge_page_supply()
         }
 
         fn map(&self, length: usize) -> Result<usize, ::neap_base::platform::Errno> {

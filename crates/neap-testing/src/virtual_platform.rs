@@ -9,7 +9,7 @@
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use neap_base::listed_enum;
-use neap_base::platform::{Platform, Room};
+use neap_base::platform::{HugePageSupply, Platform, Room};
 #[cfg(not(miri))]
 use neap_os::memory;
 use neap_os::memory::{HugePages, Range};
@@ -76,7 +76,7 @@ pub struct Virtual {
     /// Whether a refused move has unmapped its destination.
     moves_unmap: AtomicBool,
     /// Whether huge pages are used wherever a program does not refuse them.
-    gives_huge_pages: bool,
+    huge_page_supply: HugePageSupply,
     /// Calls about huge pages: address, length, allowed.
     advice: Mutex<Vec<(usize, usize, bool)>>,
     /// See [`Virtual::splits`].
@@ -124,7 +124,7 @@ impl Virtual {
             nearest: Vec::new(),
             bound: Mutex::new(Vec::new()),
             moves_unmap: AtomicBool::new(false),
-            gives_huge_pages: false,
+            huge_page_supply: HugePageSupply::OnRequest,
             advice: Mutex::new(Vec::new()),
             splits: AtomicU64::new(0),
             isolated: CpuSet::EMPTY,
@@ -183,7 +183,12 @@ impl Virtual {
     /// Uses huge pages wherever a program does not refuse them. As Linux before 6.17, it refuses to
     /// move pages of a range that allows huge pages in parts only, which is several mappings.
     pub fn with_huge_pages_for_all(self) -> Virtual {
-        Virtual { gives_huge_pages: true, ..self }
+        self.with_huge_page_supply(HugePageSupply::Everywhere)
+    }
+
+    /// Sets what the system does with huge pages.
+    pub fn with_huge_page_supply(self, huge_page_supply: HugePageSupply) -> Virtual {
+        Virtual { huge_page_supply, ..self }
     }
 
     /// Whether huge pages may back an address, by the latest call about it.
@@ -411,8 +416,8 @@ impl Platform for Virtual {
         Ok(())
     }
 
-    fn gives_huge_pages(&self) -> bool {
-        self.gives_huge_pages
+    fn huge_page_supply(&self) -> HugePageSupply {
+        self.huge_page_supply
     }
 
     fn split(&self, _address: usize) {
@@ -429,7 +434,7 @@ impl Platform for Virtual {
         }
         let allows = |address| self.allows_huge_pages(address);
         let mut pages = (from..from + length).step_by(self.page_size);
-        if self.gives_huge_pages && pages.any(|address| allows(address) != allows(from)) {
+        if self.huge_page_supply == HugePageSupply::Everywhere && pages.any(|address| allows(address) != allows(from)) {
             return Err(Errno::FAULT);
         }
         // The setting of huge pages moves with the mapping.

@@ -12,7 +12,7 @@
 //! Method: a virtual machine that records its calls, against a model.
 
 use crate::machine::{Opened, shape};
-use neap_base::platform::memory::Range;
+use neap_base::platform::{HugePageSupply, memory::Range};
 use neap_base::{Order, Pfn};
 use neap_os::topology::CpuSet;
 use neap_pages::{EarlyTables, Effort, Shape};
@@ -146,8 +146,10 @@ fn memory_that_is_there_already_is_not_spoken_of() {
 fn nothing_is_said_where_there_are_none() {
     let isolated = || for_all().with_isolated(CpuSet::parse(b"0").unwrap());
     let small = Shape { huge: false, ..huge() };
-    let large = Virtual::new(16384, 1).with_huge_pages_for_all();
-    for (machine, shape) in [(for_all(), small), (large, huge()), (isolated(), huge())] {
+    let sized = |size| Virtual::new(size, 1).with_huge_pages_for_all();
+    let none = for_all().with_huge_page_supply(HugePageSupply::None);
+    let others = [sized(16384), sized(65536), isolated(), none].map(|machine| (machine, huge()));
+    for (machine, shape) in others.into_iter().chain([(for_all(), small)]) {
         let machine = Probe::new(machine);
         let o = Opened::new(&machine, &shape).unwrap();
         let run = o.pages.allocate_run(&machine, 3 * CHUNK, 1).unwrap().pfn;

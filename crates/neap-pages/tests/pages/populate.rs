@@ -2,9 +2,10 @@
 //! behind.
 
 use crate::machine::{Held, Opened, give, resident, shape, take_block, take_run};
-use neap_base::platform::memory::HugePages;
+use neap_base::platform::{HugePageSupply, memory::HugePages};
 use neap_base::{Linux, Order, Pfn, Platform};
 use neap_pages::{EarlyTables, NodePages, Shape};
+use neap_testing::again::{case, succeeds};
 use neap_testing::probe::{Probe, at_call, stop_once};
 use neap_testing::virtual_platform::{Call, Virtual};
 
@@ -22,15 +23,43 @@ fn huge() -> Shape {
 
 #[test]
 fn small_zones_and_other_pages_never_populate() {
-    for (size, count) in [(4096, 1000), (16384, 6000), (65536, 5000)] {
-        let machine = Virtual::new(size, 1);
+    let none = Virtual::new(4096, 1).with_huge_page_supply(HugePageSupply::None);
+    let sized = |size| Virtual::new(size, 1).with_huge_pages_for_all();
+    for (machine, count) in [(Virtual::new(4096, 1), 1000), (sized(16384), 6000), (sized(65536), 5000), (none, 6000)] {
         let o = Opened::new(&machine, &huge()).unwrap();
         for _ in 0..count {
             o.pages.allocate_block(&machine, Order(0)).unwrap();
         }
         assert_eq!((machine.made(Call::Populate), o.pages.statistics().populated), (0, 0));
+        let step = machine.page_size() * 16;
+        let mut addresses = (o.pages.base()..o.pages.base() + o.pages.limit()).step_by(step);
+        assert!(!addresses.any(|address| machine.allows_huge_pages(address)));
         o.pages.verify().unwrap();
     }
+}
+
+/// Pages of two zones of this process, populated and in runs with huge pages: one opened as usual,
+/// and one opened after the process gave up huge pages.
+#[test]
+fn process_without_huge_pages_asks_for_none() {
+    if case().is_none() {
+        return succeeds("populate::process_without_huge_pages_asks_for_none", "of its own", "");
+    }
+    let used = || {
+        let platform = Linux::probe();
+        let o = Opened::new(&platform, &huge()).unwrap();
+        let blocks: Vec<Held> = (0..6000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
+        let run = take_run(&o, 2048, 1, 1).unwrap();
+        let used = (o.pages.statistics().populated > 0, o.pages.huge_runs());
+        blocks.into_iter().chain([run]).for_each(|held| give(&o, held));
+        o.pages.verify().unwrap();
+        (platform.huge_page_supply(), used)
+    };
+    let (supply, before) = used();
+    assert_eq!(before, if supply == HugePageSupply::None { (false, 0) } else { (true, 1) });
+    // SAFETY: the call has no pointers.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) }, 0);
+    assert_eq!(used(), (HugePageSupply::None, (false, 0)));
 }
 
 #[test]

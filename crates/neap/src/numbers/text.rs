@@ -105,7 +105,7 @@ impl<P: Platform> Core<P> {
         text.list(isolated, |text, cpu| write!(text, "{cpu}"))?;
         let (background, page_size) = (self.background.state_name(), objects.pages.page_size());
         write!(text, ",\"background\":\"{background}\",\"interval_ms\":{},", self.settings.interval() / 1_000_000)?;
-        write!(text, "\"page_size\":{page_size},\"huge\":{}}},", self.options.huge)?;
+        write!(text, "\"page_size\":{page_size},\"huge\":{}}},", objects.pages.uses_huge_pages())?;
         write!(text, "\"settings\":{{{}}},\"container\":", self.settings)?;
         self.describe_container(inside, text)?;
         self.describe_at_limit(text)
