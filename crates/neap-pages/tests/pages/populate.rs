@@ -38,6 +38,20 @@ fn small_zones_and_other_pages_never_populate() {
     }
 }
 
+#[test]
+fn huge_pages_are_in_use_if_wanted_and_supplied() {
+    use HugePageSupply::{Everywhere, None, OnRequest};
+    for (supply, wanted, expected) in
+        [(Everywhere, true, true), (OnRequest, true, true), (None, true, false), (Everywhere, false, false)]
+    {
+        let machine = Virtual::new(4096, 1).with_huge_page_supply(supply);
+        let pages = NodePages::open(&machine, &Shape { huge: wanted, ..huge() }).unwrap();
+        assert_eq!(pages.uses_huge_pages(), expected, "{supply:?}, wanted: {wanted}");
+        // SAFETY: the test is over, and nothing of the pages is used any more.
+        unsafe { pages.close(&machine) };
+    }
+}
+
 /// Pages of two zones of this process, populated and in runs with huge pages: one opened as usual,
 /// and one opened after the process gave up huge pages.
 #[test]
