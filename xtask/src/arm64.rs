@@ -1,12 +1,13 @@
 //! `cargo xtask test --target aarch64-unknown-linux-gnu`: the unit tests of the shipped crates,
 //! built for arm64, the programs of `tests/programs` under the preload library, and a Rust program
-//! with the packaged crate. `qemu-aarch64` runs each.
+//! with the packaged crate. Some programs are also linked statically, with `libneap_malloc.a`.
+//! `qemu-aarch64` runs each.
 //!
 //! The emulator passes system calls on to this machine's kernel. It has no rseq, so neap's fallback
 //! runs; `cargo xtask vm --target` runs the sequences, and with `--suite` everything. It reorders
 //! no memory access.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::library::fast_path;
 use crate::library::sequences;
@@ -16,8 +17,8 @@ use crate::programs::{self, Left};
 use crate::report::Report;
 use crate::smoke::DEFAULT;
 use crate::source_rules::tidy;
-use crate::target::Target;
-use crate::{dependent, layout};
+use crate::target::{ARM64, Target};
+use crate::{build, dependent, layout, static_programs};
 
 /// Tests that cannot pass under the emulator, by a part of their name.
 const LEFT_TESTS: &[Left] = &[
@@ -27,7 +28,8 @@ const LEFT_TESTS: &[Left] = &[
     ("store_into_a_file_that_was_cut_short_fails", "fails under the emulator; `vm --target --suite` runs it"),
     ("either_word_ends_the_wait", "fails under the emulator; `vm --target --suite` runs it"),
     ("signals_of_the_c_library_and_of_sandboxes_are_not_blocked", "the emulator keeps two signals for itself"),
-    ("descriptor_is_high_and_cloexec", "an emulated program cannot execute another one"),
+    ("descriptor_is_high_and_cloexec", "the emulator drops advice about children and core files"),
+    ("later_part_maps_separately", "the emulator drops advice about children and core files"),
     ("arenas_begin_anywhere", "the emulator has tables for each reserved page, which fill the memory"),
 ];
 
@@ -91,6 +93,10 @@ pub(crate) fn test() -> Result<()> {
     let scratch = layout::target().join("smoke-arm64");
     std::fs::create_dir_all(&scratch)?;
     programs::elsewhere(&mut report, target, LEFT_PROGRAMS, &scratch, &DEFAULT)?;
+    run(build::archive(ARM64))?;
+    let archive = layout::malloc_archive_for(ARM64);
+    let folder = archive.parent().context("a folder")?;
+    static_programs::into(&mut report, target, folder, &scratch, LEFT_PROGRAMS);
     dependent::for_target(&mut report, target)?;
     report.close("test for arm64")
 }

@@ -67,7 +67,7 @@ pub(crate) fn build() -> Result<()> {
 
 /// Cargo for the malloc family as an archive for static programs. All crates get other flags than
 /// for the libraries, so they have a folder of their own.
-fn archive(target: &str) -> Command {
+pub(crate) fn archive(target: &str) -> Command {
     let mut cargo = cargo(["rustc", "--release", "--package", "neap-malloc", "--lib", "--crate-type", "staticlib"]);
     cargo.args(["--target", target, "--target-dir"]).arg(layout::of_static());
     let variable = layout::cargo_variable(target, "RUSTFLAGS");

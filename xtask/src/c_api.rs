@@ -13,13 +13,14 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::layout;
 use crate::packages::install::{DebugInfo, VERSION, install};
 use crate::packages::install_check;
 use crate::packages::places::Places;
 use crate::process::{capture, command, need, observe, which};
 use crate::report::Report;
 use crate::smoke::{DEFAULT, MODES, complaints, plain, preload};
+use crate::target::Target;
+use crate::{layout, static_programs};
 
 /// A program: its file, and whether it prints only `ok`.
 const PROGRAMS: &[(&str, bool)] = &[
@@ -38,23 +39,6 @@ const PROGRAMS: &[(&str, bool)] = &[
 /// Ways to link: the name of the way, the replacement of `-lneap`, and more flags.
 const LINKS: &[(&str, &str, &[&str])] =
     &[("shared", "-lneap", &[]), ("static library", "-l:libneap.a", &[]), ("all static", "-lneap", &["-static"])];
-
-/// Programs of `tests/programs` that are linked with `libneap_malloc.a`.
-const STATIC: &[(&str, &[&str])] = &[
-    ("family.c", &[]),
-    ("realloc_ladder.c", &[]),
-    ("fork_storm.c", &["20"]),
-    ("fork_streams.c", &[]),
-    ("stack_cache.c", &[]),
-    ("thread_storm.c", &["10000"]),
-    ("own_area.c", &[]),
-    ("small_stack.c", &[]),
-    ("signals_and_migration.c", &["2"]),
-    ("producer_consumer.c", &["4", "200000"]),
-    ("vfork_children.c", &[]),
-    ("operator_new.cpp", &[]),
-    ("replaced_new.cpp", &[]),
-];
 
 /// Installs the built files, builds the programs and runs them.
 pub(crate) fn check() -> Result<()> {
@@ -91,9 +75,7 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
             }
         }
     }
-    for (file, arguments) in STATIC {
-        report.check(&format!("{file} (libneap_malloc.a)"), run_static(&prefix, &folder, file, arguments));
-    }
+    static_programs::into(report, Target::Native, &prefix.join("lib"), &folder, &[]);
     report.check("whose functions these are", whose(&prefix, &folder));
     if which("cmake").is_some() {
         report.check("find_package(neap) of CMake", cmake(&prefix, &folder));
@@ -206,23 +188,6 @@ fn run_once(
     let found = observe(line, Duration::from_secs(120))?;
     complaints(&found)?;
     ensure!(found.success() && (!says_ok || found.stdout == b"ok\n"), "{}", found.summary());
-    Ok(())
-}
-
-/// Links a program of `tests/programs` with the archive of the malloc family, and runs it.
-fn run_static(prefix: &Path, folder: &Path, file: &str, arguments: &[&str]) -> Result<()> {
-    let source = layout::root().join("tests/programs").join(file);
-    let program = folder.join(source.file_stem().unwrap_or_default());
-    let mut compiler = command(if file.ends_with(".cpp") { "g++" } else { "gcc" }, ["-O1", "-g", "-Wall"]);
-    compiler.args(["-fno-builtin", "-pthread", "-static", "-o"]).arg(&program).arg(&source);
-    compiler.arg("-L").arg(prefix.join("lib")).arg("-lneap_malloc");
-    capture(compiler)?;
-    let mut line = Command::new(&program);
-    line.args(arguments);
-    plain(&mut line);
-    let found = observe(line, Duration::from_secs(120))?;
-    complaints(&found)?;
-    ensure!(found.success() && found.stdout == b"ok\n", "{}", found.summary());
     Ok(())
 }
 

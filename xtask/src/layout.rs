@@ -77,8 +77,12 @@ pub(crate) fn of_static() -> PathBuf {
 
 /// The malloc family as an archive for static programs.
 pub(crate) fn malloc_archive() -> Result<PathBuf> {
-    let name = other_target().map_or_else(host, Ok)?;
-    Ok(of_static().join(name).join("release/libneap_malloc.a"))
+    Ok(malloc_archive_for(&other_target().map_or_else(host, Ok)?))
+}
+
+/// The malloc family as an archive for static programs of a target.
+pub(crate) fn malloc_archive_for(target: &str) -> PathBuf {
+    of_static().join(target).join("release/libneap_malloc.a")
 }
 
 /// The C API's header.

@@ -32,6 +32,7 @@ mod prometheus;
 mod report;
 mod smoke;
 mod source_rules;
+mod static_programs;
 mod target;
 mod test_programs;
 mod vm;
