@@ -67,6 +67,7 @@ fn process_without_huge_pages_asks_for_none() {
         let used = (o.pages.statistics().populated > 0, o.pages.huge_runs());
         blocks.into_iter().chain([run]).for_each(|held| give(&o, held));
         o.pages.verify().unwrap();
+        assert!(platform.huge_page_supply() != HugePageSupply::None || !huge_pages_are_given(&platform));
         (platform.huge_page_supply(), used)
     };
     let (supply, before) = used();
