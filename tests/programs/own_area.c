@@ -1,16 +1,19 @@
 /* Threads that the C library does not register for rseq are registered by neap, from their first
  * slow path on. In musl, which unmaps the memory of a detached thread while that runs, they are
- * registered up to a destructor of neap's. Where the C library has areas, neap registers none. */
+ * registered up to a destructor of neap's. A thread that ends by the bare system call is registered
+ * to its end. Where the C library has areas, neap registers none. */
 #define _GNU_SOURCE
 #include "check.h"
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-enum { THREADS = 3000, SPARE = 64, BYTES = 160 << 10 };
+enum { THREADS = 3000, SPARE = 64, BYTES = 160 << 10, RAW = 20, STACK = 256 << 10 };
 
 extern const ptrdiff_t __rseq_offset __attribute__((weak));
 extern const char *gnu_get_libc_version(void) __attribute__((weak));
@@ -123,6 +126,49 @@ static void *brief(void *argument) {
     return argument;
 }
 
+/* Ends by the system call alone, with all signals blocked: no destructor and no other code of the C
+ * library runs. The thread is registered until the kernel has ended it. */
+static void *raw(void *argument) {
+    use();
+    expect(1, "a thread before its raw exit");
+    sigset_t all;
+    CHECK(sigfillset(&all) == 0 && pthread_sigmask(SIG_BLOCK, &all, NULL) == 0, "block");
+    use();
+    atomic_store((_Atomic int *)argument, (int)syscall(SYS_gettid));
+    syscall(SYS_exit, 0);
+    return argument;
+}
+
+/* Threads with raw exits, on memory of the program's, which keeps their thread-local words. Once
+ * the kernel has ended a thread, no byte there changes, and the other threads go on. */
+static void raw_exits(void) {
+    static _Atomic int ids[RAW];
+    static char copy[STACK];
+    for (int i = 0; i < RAW; i++) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        char *stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(stack != MAP_FAILED && pthread_attr_init(&attributes) == 0, "a stack");
+        CHECK(pthread_attr_setstack(&attributes, stack, STACK) == 0, "a stack of the program's");
+        CHECK(pthread_create(&thread, &attributes, raw, (void *)&ids[i]) == 0, "thread %d", i);
+        int id;
+        while (!(id = atomic_load(&ids[i]))) use();
+        while (syscall(SYS_tgkill, getpid(), id, 0) == 0) sched_yield();
+        memcpy(copy, stack, STACK);
+        run(brief);
+        use();
+        expect(1, "the first thread");
+        CHECK(memcmp(copy, stack, STACK) == 0, "the memory of thread %d, which has ended, changed", i);
+    }
+    pid_t child = fork();
+    CHECK(child >= 0, "fork");
+    if (child == 0) {
+        use();
+        _exit(0);
+    }
+    end_child(child);
+}
+
 /* Detached threads, whose memory is unmapped while they end. Where it was, others map memory, which
  * stays as it is. */
 static void storm(void) {
@@ -156,6 +202,7 @@ int main(void) {
     CHECK(ended == 1, "%d last destructors", ended);
     run(parent);
     run(uncancelled);
+    raw_exits();
     storm();
     return finish();
 }
