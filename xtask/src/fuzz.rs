@@ -2,9 +2,12 @@
 //!
 //! The unit tests of neap-cli are built with the engine (the crate libfuzzer-sys) and with counters
 //! of all branches, in a target folder of their own. `fuzz_targets.rs` of neap-cli has the targets.
-//! Inputs that reach new code are kept in `target/fuzz/corpus` for the next run. cargo-fuzz has the
-//! same engine, but needs a nightly toolchain, and a library, while the readers are private to a
-//! program. `ci` has no such run, but has tests with random mutations of the same data.
+//! A run begins with the committed inputs in `crates/neap-cli/tests/corpus`. Inputs that reach new
+//! code are kept in `target/fuzz/corpus` for the next run. An input that fails is kept there as
+//! `crash-...`: copy it to the committed inputs, which the unit tests give to the targets.
+//! cargo-fuzz has the same engine, but needs a nightly toolchain, and a library, while the readers
+//! are private to a program. `ci` has no such run, but has tests with random mutations of the same
+//! data.
 
 use std::fs;
 use std::path::PathBuf;
@@ -44,11 +47,12 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
         fs::create_dir_all(&corpus)?;
         println!("fuzz: {inputs} inputs of {target}, corpus in {}", corpus.display());
         let words = format!(
-            "-runs={inputs} -max_len=16384 -timeout=10 -rss_limit_mb=512 -print_final_stats=1 -print_funcs=0 {}",
-            corpus.display()
+            "-runs={inputs} -max_len=16384 -timeout=10 -rss_limit_mb=512 -print_final_stats=1 -print_funcs=0 {} {}",
+            corpus.display(),
+            layout::root().join("crates/neap-cli/tests/corpus").join(target).display()
         );
         let mut fuzz =
-            command(&program.to_string_lossy(), ["--exact", "fuzz_targets::fuzz", "--ignored", "--nocapture"]);
+            command(&program.to_string_lossy(), ["--exact", "fuzz_engine::fuzz", "--ignored", "--nocapture"]);
         fuzz.current_dir(&corpus).env("NEAP_FUZZ", target).env("NEAP_FUZZ_WORDS", words);
         run(fuzz)?;
     }

@@ -14,6 +14,8 @@ mod colours;
 mod demo;
 mod drain;
 #[cfg(all(test, fuzzing))]
+mod fuzz_engine;
+#[cfg(test)]
 mod fuzz_targets;
 mod generate;
 mod groups;

@@ -37,9 +37,8 @@ impl Random {
     }
 
     /// A generator that first returns the numbers in `bytes`, two bytes each.
-    #[cfg(fuzzing)]
     pub(crate) fn of_bytes(bytes: &[u8]) -> Random {
-        Random { bytes: bytes.to_vec().into_iter(), ..Random::of_input(1, bytes.len() as u64) }
+        Random { bytes: Vec::from(bytes).into_iter(), ..Random::of_input(1, bytes.len() as u64) }
     }
 
     pub(crate) fn next(&mut self) -> u64 {
