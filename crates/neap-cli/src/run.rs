@@ -79,7 +79,7 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Profile the program from its start to its end, and write a file: pprof (.pb.gz, .pprof),
-    /// folded stacks (.folded), a flame graph (.svg) or a page (.html)
+    /// folded stacks (.folded), a flame graph (.svg), a page (.html) or DHAT (.dhat.json)
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     /// Bytes between two samples of the profile, on average

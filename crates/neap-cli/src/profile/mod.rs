@@ -25,6 +25,7 @@ mod code_source;
 mod collect;
 mod compare;
 mod debug_lines;
+mod dhat;
 mod elf;
 #[cfg(test)]
 mod elf_tests;
@@ -167,8 +168,8 @@ pub(crate) struct ProfileOptions {
     /// Bytes between two samples, on average: 512k, unless the process is sampled already
     #[arg(long, value_name = "BYTES", value_parser = parse_every)]
     every: Option<String>,
-    /// Write a file: pprof (.pb.gz, .pprof), folded stacks (.folded), a flame graph (.svg) or a
-    /// page (.html)
+    /// Write a file: pprof (.pb.gz, .pprof), folded stacks (.folded), a flame graph (.svg), a
+    /// page (.html) or DHAT (.dhat.json)
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]

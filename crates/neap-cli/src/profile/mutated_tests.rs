@@ -27,7 +27,7 @@ use super::session::Session;
 use super::sums::ProfileView;
 use super::top_table::{self, ProfileObject};
 use super::unwind::Unwinder;
-use super::{folded, html, pprof, saved};
+use super::{dhat, folded, html, pprof, saved};
 use crate::look::foreign::tests::first_hostile;
 use crate::look::handle::ProcessHandle;
 use crate::look::hostile_tests::{Random, assert_resident_below, number, run_apart, seed};
@@ -137,6 +137,7 @@ impl Corpus {
             1 => html::write(&mut text, &profile)?,
             2..64 => folded::write(&mut text, &folded::lines(&profile))?,
             64..128 => serde_json::to_writer(&mut text, &ProfileObject(&profile))?,
+            160..192 => dhat::write(&mut text, &profile)?,
             128..160 => text = pprof::message(&profile).strings.join("\n").into_bytes(),
             _ => top_table::write(&mut text, &profile)?,
         }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use super::compare::Comparison;
 use super::resolved::Profile;
-use super::{folded, html, pprof};
+use super::{dhat, folded, html, pprof};
 
 /// A format of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,7 @@ pub(crate) enum Format {
     Folded,
     FlameGraph,
     Html,
+    Dhat,
 }
 
 /// A file for a profile, made before the profile is taken.
@@ -40,7 +41,11 @@ impl ProfileFile {
             () if ends(&[".folded"]) => Format::Folded,
             () if ends(&[".svg"]) => Format::FlameGraph,
             () if ends(&[".html"]) => Format::Html,
-            () => bail!("{}: the name ends in none of .pb.gz, .pprof, .folded, .svg and .html", path.display()),
+            () if ends(&[".dhat.json"]) => Format::Dhat,
+            () => bail!(
+                "{}: the name ends in none of .pb.gz, .pprof, .folded, .svg, .html and .dhat.json",
+                path.display()
+            ),
         };
         let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(ProfileFile { path: path.to_path_buf(), format, file })
@@ -55,13 +60,14 @@ impl ProfileFile {
         self.format == Format::Pprof
     }
 
-    /// Writes a profile, or its differences to an earlier one. A file for pprof always contains the
-    /// profile itself.
+    /// Writes a profile, or its differences to an earlier one. A file for pprof
+    /// or the Firefox profiler always contains the profile itself.
     pub(crate) fn write(&self, now: &Profile, before: Option<&Profile>) -> Result<()> {
         let mut output = BufWriter::new(&self.file);
         let comparison = before.map(|before| Comparison { before, now });
         let written = match (self.format, comparison) {
             (Format::Pprof, _) => pprof::write(&mut output, now),
+            (Format::Dhat, _) => dhat::write(&mut output, now),
             (Format::Folded, None) => folded::write(&mut output, &folded::lines(now)),
             (Format::Folded, Some(comparison)) => folded::write(&mut output, &comparison.folded()),
             (Format::FlameGraph, None) => folded::flame_graph(&mut output, now),
