@@ -9,6 +9,7 @@
 
 use crate::constructor;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};
+use core::mem::offset_of;
 use core::ops::{Deref, DerefMut};
 
 /// A value of one CPU, on cache lines of its own.
@@ -29,6 +30,9 @@ impl<T> CpuLock<T> {
             CpuLock { held: AtomicU32::new(0), value: UnsafeCell::new(value) }
         }
     }
+
+    /// Offset of the value, for readers of this process's memory.
+    pub const VALUE_AT: usize = offset_of!(CpuLock<T>, value);
 
     /// Takes the lock if it is free. May be called on the CPU itself and on any other.
     #[inline]

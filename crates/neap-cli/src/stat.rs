@@ -10,6 +10,7 @@ use clap::Args;
 use neap_pressure::Pressure;
 
 use crate::colours::Colours;
+use crate::look::fresh;
 use crate::look::page_bytes::page_bytes;
 use crate::look::stat_model::{
     Class, ContainerNumbers, Cpu, GuardNumbers, HeapProfiles, Node, Numbers, PerCpuNumbers, Watermarks,
@@ -35,8 +36,9 @@ Examples:
                           caches that can shrink, the objects that they freed, and their faults
 
 Only the process's own user and root may read the numbers. The numbers of memory, pages, nodes and
-classes are current, even if the process sleeps or is stopped. Objects on CPUs' stacks, and all
-other numbers, are as of its last tick. The parts are counted one after the other, so the sums of a
+classes are current, even if the process sleeps or is stopped. CPUs' caches and the container are
+at most about a second old, where the memory of the process may be read. All other numbers are as of
+its last tick. The parts are counted one after the other, so the sums of a
 busy process agree only approximately.
 
 --percpu, --groups, --shrinkers and --reconcile send requests to the process, as `neap drain` does.
@@ -92,7 +94,7 @@ pub(crate) fn main(options: &StatOptions) -> Result<ExitCode> {
         return shrinkers::show(subject, *json);
     }
     let (process, (mut page, age)) = subject.look(|process| {
-        let page = process.page()?;
+        let page = fresh::page(process)?;
         let age = page.is_written.then(|| monotonic().saturating_sub(page.published) / 1_000_000);
         Ok((page, age))
     })?;
@@ -128,11 +130,12 @@ impl Numbers {
             cells.iter().map(|(name, value)| vec![(*name).to_string(), value.clone()]).collect()
         };
         let moment = if self.settled { "now" } else { "now, while they changed" };
+        let counters = if self.cpus_read_now { "memory counters and CPU caches" } else { "memory counters" };
         let title = colours.heading(&format!("Process {} ({})", process.pid, process.name));
         let (is_near, count) = (self.is_near_limit(), |count: u64| colours.warning_if(count > 0, &count.to_string()));
         let mut text = match age {
             Some(age) => format!(
-                "{title}: neap {}, memory counters read {moment}, other numbers {age} ms old\n\
+                "{title}: neap {}, {counters} read {moment}, other numbers {age} ms old\n\
                  CpuCaches: {} ({}); isolated CPUs: {}\n\
                  Settings: {}\n\
                  {}\
@@ -303,8 +306,8 @@ impl ContainerNumbers {
     /// Lines of text.
     pub(crate) fn shown(&self, colours: Colours) -> String {
         let mib = |bytes: u64| format!("{} MiB", number(bytes as f64 / f64::from(1 << 20), 1));
-        let ContainerNumbers { limit, used, heap_limit, looks, passed, .. } = *self;
-        if looks == 0 {
+        let ContainerNumbers { limit, used, heap_limit, looks, passed, read_now, .. } = *self;
+        if looks == 0 && !read_now {
             return format!("Container: not looked at yet; the heap may have {}\n", mib(heap_limit));
         }
         if limit == 0 {
@@ -314,10 +317,11 @@ impl ContainerNumbers {
             0 => String::new(),
             passed => format!(", {}", colours.warning(&format!("which it had to pass {passed} times"))),
         };
+        let moment = if read_now { "now".to_string() } else { format!("at the last of {looks} looks") };
         // As for the alert `NeapContainerNearLimit`.
         let is_near = used > limit / 20 * 19;
         format!(
-            "Container: {} of {} used at the last of {looks} looks; the heap may have {}{passed}\n{}",
+            "Container: {} of {} used {moment}; the heap may have {}{passed}\n{}",
             colours.warning_if(is_near, &mib(used)),
             mib(limit),
             mib(heap_limit),
@@ -330,6 +334,7 @@ impl ContainerNumbers {
         let (Some(pressure), Some(limited_by)) = (self.pressure, self.limited_by) else { return String::new() };
         let growth = match self.ms_to_wall {
             Some(ms) => format!("at its growth it is reached in {}", wall_in(ms)),
+            None if self.read_now => "its growth was not observed".to_string(),
             None => "no growth".to_string(),
         };
         // As for the alert `NeapContainerFull`.

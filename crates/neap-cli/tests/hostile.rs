@@ -91,7 +91,17 @@ fn numbers_with_layout(address: usize) -> String {
     };
     let layout: Vec<String> = LAYOUT.split(' ').map(|name| format!("\"{name}\":{}", value(name))).collect();
     let per_cpu = format!("{{\"cpus\":8192,\"offsets_table\":{}}}", address + (16 << 20));
-    let memory = format!("\"memory\":{{\"groups\":{{{}}},\"per_cpu\":{per_cpu}}}", layout.join(","));
+    let stacks = format!(
+        "{{\"cpus\":1024,\"regions_table\":{address},\"regions_stride\":8,\"in_region_stacks\":0,\"stacks_of_class\":8,\
+         \"stack_length\":256,\"in_stack_head\":256,\"in_stack_bottom\":0,\"in_stack_end\":8}}"
+    );
+    let lists = "{\"list_length\":65536,\"in_list_count\":0,\"in_list_run_pages\":8,\"in_list_high\":16}";
+    let memory = format!(
+        "\"memory\":{{\"groups\":{{{}}},\"per_cpu\":{per_cpu},\"stacks\":{stacks},\"lists\":{lists}}},\
+         \"nodes\":[{}]",
+        layout.join(","),
+        vec![format!("{{\"node\":7,\"lists_table\":{address},\"first_list_high\":{}}}", u64::MAX); 500].join(",")
+    );
     NUMBERS.replacen('{', &format!("{{{memory},"), 1)
 }
 
@@ -279,6 +289,10 @@ fn hostile_layouts_of_memory_cost_bounded_time_and_bytes() {
     for json in [&[][..], &["--json"]] {
         let ended = hostile.run("stat", &[&["--groups"], json].concat());
         assert!(ended.code.is_some(), "{}", ended.said);
+        // Its page has no time, so it is old.
+        let ended = hostile.run("stat", json);
+        assert_eq!(ended.code, Some(0), "{}", ended.said);
+        assert!(json.is_empty() || ended.text.contains("\"cpus_read_now\":true"), "{}", ended.text);
     }
 }
 

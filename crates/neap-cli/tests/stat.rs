@@ -68,6 +68,34 @@ fn pressure_of_a_followed_container_is_in_every_view() {
 }
 
 #[test]
+fn container_of_a_process_without_ticks_is_that_of_now() {
+    // Its one thread is in a read, so no tick comes.
+    let mut program = Program::start("burst", "limit:auto,background:off,interval:60000", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    let object = numbers_with(pid, "look at the container", |object| object["container"]["read_now"] == true);
+    let container = &object["container"];
+    assert_eq!((&object["ticks"], &container["ms_to_wall"]), (&0.into(), &Value::Null), "{object}");
+    let levels = levels_of(pid);
+    let is_limit = |level: &Value| ["limit", "high", "swap_limit"].iter().any(|key| level[key] == container["limit"]);
+    assert!(
+        levels.iter().any(|level| level["kind"] == container["limited_by"] && is_limit(level)),
+        "{container}: {levels:?}"
+    );
+    let report = String::from_utf8(neap("stat", pid, &[]).stdout).unwrap();
+    assert!(
+        report.contains(" used now; the heap may have ") && report.contains("; its growth was not observed\n"),
+        "{report}"
+    );
+}
+
+/// The levels of memory limits of a process, as `neap pressure` finds them.
+fn levels_of(pid: u32) -> Vec<Value> {
+    let Value::Array(levels) = object("pressure", pid, &[]).unwrap()["levels"].take() else { panic!("no levels") };
+    levels
+}
+
+#[test]
 fn counts_since_the_start_need_no_tick() {
     // Its one thread is in a read, so no tick comes.
     let mut program = Program::start("burst", "background:off,interval:60000", &[]);
@@ -415,4 +443,37 @@ fn forked_child_shows_what_it_holds_before_its_first_tick() {
     program.hear("child holds");
     let [parents, own] = [program.id(), child].map(|pid| numbers(pid).unwrap()["bytes"]["used"].as_u64().unwrap());
     assert!(own.abs_diff(parents + (64 << 20)) < BESIDE, "{own} bytes, its parent {parents}");
+}
+
+#[test]
+fn sleeping_process_shows_its_cpus_caches_without_a_tick() {
+    for options in ["", ",rseq:off", ",nodes:2"] {
+        // Its one thread is in a read, so no tick comes.
+        let mut program = Program::start_alone("caches", &format!("background:off,interval:60000{options}"));
+        let pid = program.id();
+        for round in 0..2 {
+            let said = program.hear("caches");
+            let said: Vec<u64> = said.split(' ').map(|number| number.parse().unwrap()).collect();
+            assert!(said[0] > 10_000, "{said:?}");
+            // The text is used until it is a second old.
+            let object = numbers_with(pid, "numbers of now", |object| object["cpus_read_now"] == true);
+            assert_eq!(object["ticks"], 0, "{object}");
+            let sum = |list: &str, of: &dyn Fn(&Value) -> u64| -> u64 {
+                object[list].as_array().unwrap().iter().map(of).sum()
+            };
+            let number = |value: &Value| value.as_u64().unwrap();
+            let listed = |row: &Value, key: &str| number(&row[key]) * page_size();
+            let seen = [
+                sum("cpus", &|cpu| number(&cpu["cached_bytes"])),
+                sum("cpus", &|cpu| listed(cpu, "page_list")),
+                number(&object["bytes"]["on_stacks"]),
+                sum("classes", &|class| number(&class["in_slots"]) * number(&class["size"])),
+                sum("nodes", &|node| listed(node, "listed")),
+            ];
+            assert_eq!(seen, [said[0], said[1], said[0], said[0], said[1]], "{options}, round {round}: {object}");
+            let report = String::from_utf8(neap("stat", pid, &[]).stdout).unwrap();
+            assert!(report.contains("memory counters and CPU caches read now, other numbers "), "{report}");
+            program.go_on();
+        }
+    }
 }

@@ -231,7 +231,7 @@ impl CpuCaches {
         self.entry(cpu.min(self.cpus - 1) + UNREGISTERED)
     }
 
-    fn locks(&self) -> *mut CpuLock<usize> {
+    pub(crate) fn locks(&self) -> *mut CpuLock<usize> {
         at(self.memory + CLOSED_REGION_BYTES)
     }
 

@@ -28,6 +28,7 @@ pub mod kind_map;
 #[cfg(test)]
 mod known_bug_tests;
 pub mod live;
+mod memory_layout;
 pub mod object_state;
 pub mod objects;
 mod other_nodes;

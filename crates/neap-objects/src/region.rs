@@ -58,6 +58,12 @@ impl StackId {
         StackId(2 * (class.0 - 1) + 1)
     }
 
+    /// The first stack of a region.
+    pub(crate) const FIRST: StackId = StackId(0);
+
+    /// Number of stacks of a class, which lie one after the other.
+    pub(crate) const OF_CLASS: usize = 2;
+
     /// Every stack.
     pub fn all() -> impl Iterator<Item = StackId> {
         (0..STACKS as u8).map(StackId)

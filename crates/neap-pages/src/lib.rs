@@ -49,6 +49,7 @@ mod live;
 #[cfg(test)]
 #[path = "../tests/machine/mod.rs"]
 mod machine;
+mod memory_layout;
 #[cfg(feature = "lab")]
 mod meter;
 mod node_pages;

@@ -22,10 +22,11 @@
 use crate::block_batch::{Chain, TOUCHED};
 use crate::buddy::Ends;
 use crate::frames::{Frames, State};
-use crate::policy::{self, Limits, Policy, SharedLimits, ZoneState};
+use crate::policy::{self, Adaptive, Limits, Policy, SharedLimits, ZoneState};
 use crate::run_cache::{CachedRun, RunCache, Runs};
 use crate::units::{Block, LISTED_ORDERS};
 use crate::zone::Zone;
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::cpu_lock::CpuGuard;
 use neap_base::{CpuLock, Finding, Order, Pfn};
@@ -203,6 +204,15 @@ pub(crate) struct ListSizes {
     pub(crate) batch: u32,
 }
 
+/// Offsets in the lists of a CPU, and their length.
+#[derive(Debug)]
+pub(crate) struct ListParts {
+    pub(crate) length: usize,
+    pub(crate) count: usize,
+    pub(crate) run_pages: usize,
+    pub(crate) high: usize,
+}
+
 /// The lists of all CPUs.
 #[derive(Debug)]
 pub(crate) struct PageLists<T> {
@@ -234,6 +244,19 @@ pub(crate) struct PageLists<T> {
 unsafe impl<T> Send for PageLists<T> {}
 // SAFETY: the pointer leads to locks that threads may share, and never changes.
 unsafe impl<T> Sync for PageLists<T> {}
+
+impl PageLists<Adaptive> {
+    /// The parts of a CPU's lists with their lock.
+    pub(crate) fn parts(&self) -> ListParts {
+        let value = CpuLock::<PageList<Adaptive>>::VALUE_AT;
+        ListParts {
+            length: size_of::<CpuLock<PageList<Adaptive>>>(),
+            count: value + offset_of!(PageList<Adaptive>, count),
+            run_pages: value + offset_of!(PageList<Adaptive>, runs) + RunCache::PAGES_AT,
+            high: value + offset_of!(PageList<Adaptive>, policy) + Adaptive::HIGH_AT,
+        }
+    }
+}
 
 impl<T: Policy> PageLists<T> {
     /// Bytes of the lists of `cpus` CPUs.
@@ -274,6 +297,11 @@ impl<T: Policy> PageLists<T> {
 
     pub(crate) fn cpus(&self) -> usize {
         self.cpus
+    }
+
+    /// Address of the first CPU's lists.
+    pub(crate) fn table(&self) -> usize {
+        self.slots.expose_provenance()
     }
 
     /// Whether pages are listed at all.

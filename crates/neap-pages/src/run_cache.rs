@@ -64,6 +64,9 @@ pub(crate) struct RunCache {
 impl RunCache {
     pub(crate) const EMPTY: RunCache = RunCache { runs: Runs::NONE, pages: 0, changed: false };
 
+    /// Offset of the number of pages.
+    pub(crate) const PAGES_AT: usize = core::mem::offset_of!(RunCache, pages);
+
     /// Pages of all cached runs.
     pub(crate) fn pages(&self) -> u32 {
         self.pages

@@ -47,6 +47,11 @@ impl Allowance {
         self.ensure_time()
     }
 
+    /// Returns an allowance of other bytes and of a part of the time: at most `time`.
+    pub(crate) fn part(&self, time: Duration) -> Allowance {
+        Allowance::new(time.min(self.end.saturating_duration_since(Instant::now())))
+    }
+
     /// The bytes that are left, for [`Allowance::give_back`].
     pub(crate) fn mark(&self) -> usize {
         self.bytes.get()

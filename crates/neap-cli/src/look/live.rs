@@ -244,6 +244,16 @@ impl Live {
         }
     }
 
+    /// Replaces the bytes on CPUs' stacks by newer ones.
+    pub(crate) fn set_stacked(&mut self, bytes: u64) {
+        self.stacked_bytes = bytes;
+    }
+
+    /// Bytes of an object of each class. Class 0 does not exist.
+    pub(crate) fn class_sizes(&self) -> Vec<u64> {
+        self.classes.iter().map(|class| class.size).collect()
+    }
+
     fn zones(&self, count: impl Fn(NodeCounts) -> u64) -> u64 {
         self.zones.iter().fold(0, |sum, &zone| sum.saturating_add(count(zone)))
     }
@@ -337,7 +347,7 @@ impl Live {
 }
 
 /// Puts entries into the object under `key`. If there is none, adds an empty object first.
-fn put(object: &mut Map<String, Value>, key: &str, entries: Value) {
+pub(crate) fn put(object: &mut Map<String, Value>, key: &str, entries: Value) {
     let place = object.entry(key).or_insert_with(|| json!({}));
     if let (Some(place), Value::Object(entries)) = (place.as_object_mut(), entries) {
         place.extend(entries);
@@ -345,7 +355,7 @@ fn put(object: &mut Map<String, Value>, key: &str, entries: Value) {
 }
 
 /// Returns the array under `key`. If there is none, puts an empty array there.
-fn list<'a>(object: &'a mut Map<String, Value>, key: &str) -> &'a mut Vec<Value> {
+pub(crate) fn list<'a>(object: &'a mut Map<String, Value>, key: &str) -> &'a mut Vec<Value> {
     let place = object.entry(key).or_insert(Value::Null);
     if !place.is_array() {
         *place = json!([]);
@@ -354,7 +364,7 @@ fn list<'a>(object: &'a mut Map<String, Value>, key: &str) -> &'a mut Vec<Value>
 }
 
 /// Puts entries into the row that has their value of `key`. If there is none, adds a row.
-fn put_row(rows: &mut Vec<Value>, key: &str, entries: Value) {
+pub(crate) fn put_row(rows: &mut Vec<Value>, key: &str, entries: Value) {
     let Value::Object(entries) = entries else { return };
     match rows.iter_mut().filter_map(Value::as_object_mut).find(|row| row.get(key) == entries.get(key)) {
         Some(row) => row.extend(entries),

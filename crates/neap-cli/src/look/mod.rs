@@ -10,7 +10,9 @@
 //! | Which processes run under neap? | `census` |
 //! | What does a process publish? | `stat_reader`; counters `live`; types `stat_model` |
 //! | How is it asked? | `control_channel`; and if it does not answer, `silence` |
-//! | What lies in its memory? | `remote_memory` |
+//! | What lies in its memory? | `remote_memory`; the CPUs' caches: `cpu_caches` |
+//! | What has its container now? | `container` |
+//! | Which of these numbers are needed? | `fresh` |
 //! | How much may a look cost? | `allowance` |
 //! | How is its text shown? | `foreign` |
 //! | Why was a look refused? | `refusal` |
@@ -20,8 +22,11 @@
 
 pub(crate) mod allowance;
 pub(crate) mod census;
+mod container;
 pub(crate) mod control_channel;
+mod cpu_caches;
 pub(crate) mod foreign;
+pub(crate) mod fresh;
 pub(crate) mod handle;
 #[cfg(test)]
 pub(crate) mod hostile_tests;

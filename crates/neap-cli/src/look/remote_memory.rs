@@ -1,9 +1,10 @@
 //! The memory of a process under neap, read from outside.
 //!
-//! The text of a page says where the numbers of groups and of per-CPU data lie. So a command reads
-//! them also where no thread of the process answers: the process is stopped, or has no thread of
-//! neap's and sleeps. The kernel allows it to the process's user and to root, but not to other
-//! processes of the user where `kernel.yama.ptrace_scope` is 1. Reading stops no thread.
+//! The text of a page says where the numbers of groups, of per-CPU data and of the CPUs' caches
+//! lie. So a command reads them also where no thread of the process answers or ticks: the process
+//! is stopped, or has no thread of neap's and sleeps. The kernel allows it to the process's user
+//! and to root, but not to other processes of the user where `kernel.yama.ptrace_scope` is 1.
+//! Reading stops no thread.
 //!
 //! A hostile process can make a page that takes for ever to read. So a thread of this command
 //! reads, and the command waits for it no longer than its [allowance](crate::look::allowance). The
@@ -63,7 +64,8 @@ pub(crate) struct RemoteMemory<'a> {
 }
 
 impl<'a> RemoteMemory<'a> {
-    fn open(process: &'a ProcessStatus) -> Result<RemoteMemory<'a>> {
+    /// Opens the memory of a process. Reads wait no longer than `allowance` allows.
+    pub(crate) fn open(process: &ProcessStatus, allowance: &'a Allowance) -> Result<RemoteMemory<'a>> {
         let (requests, received) = channel::<Vec<Place>>();
         let (answer, answers) = channel();
         let (reader, handle) = (MemoryReader::begin()?, Arc::clone(&process.handle));
@@ -72,7 +74,7 @@ impl<'a> RemoteMemory<'a> {
             let _reader = reader;
             received.iter().all(|places| answer.send(read(&handle, &places)).is_ok())
         })?;
-        Ok(RemoteMemory { allowance: &process.allowance, requests, answers })
+        Ok(RemoteMemory { allowance, requests, answers })
     }
 
     /// Reads the bytes of all places, one after the other.
@@ -196,7 +198,7 @@ pub(crate) fn ask_or_read<'p, T>(
     let Some(layout) = layout else { return ask(haste) };
     let read = || {
         let mark = process.allowance.mark();
-        let read = RemoteMemory::open(process).and_then(|memory| read(&memory, layout));
+        let read = RemoteMemory::open(process, &process.allowance).and_then(|memory| read(&memory, layout));
         read.inspect_err(|_| process.allowance.give_back(mark))
     };
     let unread = |error: anyhow::Error, why: &anyhow::Error| error.context(format!("its memory was not read: {why:#}"));

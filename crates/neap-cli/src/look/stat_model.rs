@@ -50,6 +50,8 @@ pub(crate) struct Numbers {
     pub(crate) classes: Vec<Class>,
     pub(crate) cpus: Vec<Cpu>,
     pub(crate) truncated: bool,
+    /// Whether this command has counted the contents of CPUs' caches now.
+    pub(crate) cpus_read_now: bool,
     /// Whether the live counters did not change while they were read.
     pub(crate) settled: bool,
 }
@@ -147,6 +149,8 @@ pub(crate) struct ContainerNumbers {
     pub(crate) limited_by: Option<LimitedBy>,
     /// Milliseconds until the limit is reached at the observed growth; `None` without growth.
     pub(crate) ms_to_wall: Option<u64>,
+    /// Whether this command has looked now. It does not observe growth.
+    pub(crate) read_now: bool,
 }
 
 fn pressure_of_name<'de, D: Deserializer<'de>>(name: D) -> Result<Option<Pressure>, D::Error> {

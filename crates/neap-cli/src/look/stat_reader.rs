@@ -60,6 +60,7 @@ pub(crate) struct Page {
     pub(crate) published: u64,
     /// Whether the process has written a text. A forked child writes one at its first tick.
     pub(crate) is_written: bool,
+    pub(crate) live: Live,
     /// The text, escaped. The [live counters](crate::look::live) replace the numbers of the last
     /// tick.
     pub(crate) object: Map<String, Value>,
@@ -442,8 +443,9 @@ fn page(read: &Read<'_>, way: &'static str) -> Result<Page> {
         Some((published, text)) => (*published, object(text)?),
         None => (monotonic(), Map::new()),
     };
-    Live::read(read, layout)?.put_into(&mut object);
-    Ok(Page { writer, published, is_written: text.is_some(), object, way, file: None })
+    let live = Live::read(read, layout)?;
+    live.put_into(&mut object);
+    Ok(Page { writer, published, is_written: text.is_some(), live, object, way, file: None })
 }
 
 fn sheet(read: &Read<'_>) -> Result<Sheet> {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 
 use crate::look::allowance::Allowance;
+use crate::look::fresh;
 use crate::look::handle::ProcessHandle;
 use crate::look::stat_model::Numbers;
 use crate::look::stat_reader::{ProcessStatus, monotonic};
@@ -62,7 +63,7 @@ impl Reading {
     /// Reads the state of a process.
     pub(super) fn take(handle: &Arc<ProcessHandle>, time: Duration) -> Result<Reading> {
         let process = ProcessStatus::read(handle, Allowance::new(time))?;
-        let page = process.page()?;
+        let page = fresh::page(&process)?;
         let numbers = Numbers::read(&process, &page)?;
         let kernel = Kernel::read(handle).with_context(|| format!("process {} has ended", handle.pid))?;
         let resident = process.resident_kib << 10;

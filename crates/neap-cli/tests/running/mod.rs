@@ -203,7 +203,7 @@ pub(crate) fn mapped_pages(pid: u32) -> Vec<u64> {
 /// Uses the manager of a test, and of roles without the library, which has a page only if it is
 /// used before the harness has a second thread.
 extern "C" fn use_early() {
-    if matches!(std::env::var(ROLE).as_deref(), Err(_) | Ok("cache" | "percpu")) {
+    if matches!(std::env::var(ROLE).as_deref(), Err(_) | Ok("cache" | "caches" | "percpu")) {
         // SAFETY: just allocated.
         unsafe { neap::process::PROCESS.free(neap::process::PROCESS.allocate(1)) };
     }
@@ -374,6 +374,23 @@ fn program() {
                 // SAFETY: allocated above.
                 unsafe { neap::process::PROCESS.free(run) };
                 std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        "caches" => {
+            let allocate = |count: usize, largest: usize| -> Vec<*mut u8> {
+                (0..count).map(|n| neap::process::PROCESS.allocate(1 + n * 7919 % largest)).collect()
+            };
+            // SAFETY: allocated once, and freed once.
+            let free = |block: *mut u8| unsafe { neap::process::PROCESS.free(block) };
+            for _ in 0..2 {
+                // Objects of all classes, and runs, of which an eighth stays. Freeing so many
+                // drains caches. Then a few more, which stay on stacks.
+                let blocks = allocate(6000, 40_000).into_iter().enumerate();
+                blocks.filter(|(at, _)| at % 8 != 0).for_each(|(_, block)| free(block));
+                allocate(500, 1000).into_iter().for_each(free);
+                let cached = neap::stats().cached;
+                say(&format!("caches {} {}", cached.stacks, cached.page_lists));
+                wait();
             }
         }
         "close" => {

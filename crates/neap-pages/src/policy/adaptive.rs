@@ -22,6 +22,7 @@ mod keep_target;
 
 use super::{Limits, List, Policy, ZoneState, blocks};
 use batch_size::{BatchSize, Direction};
+use core::mem::offset_of;
 use decay::Decay;
 use keep_target::KeepTarget;
 
@@ -37,6 +38,9 @@ pub struct Adaptive {
 }
 
 impl Adaptive {
+    /// Offset of the most pages that the list keeps.
+    pub(crate) const HIGH_AT: usize = offset_of!(Adaptive, high);
+
     /// Records an event and returns the batch for it.
     fn turn(&mut self, direction: Direction, order: u8, moved: u32, limits: &Limits, cap: u32) -> u32 {
         self.decay.add_event();

@@ -176,25 +176,31 @@ impl<P: Platform> Core<P> {
         write!(text, "\"busy\":{},", self.objects.busy())
     }
 
-    /// Writes where the numbers of groups and of per-CPU data lie in memory, for a command that
-    /// reads them there because no thread of the process answers.
+    /// Writes where the numbers of groups, of per-CPU data and of the CPUs' caches lie in memory,
+    /// for a command that reads them there, since no thread of the process answers or ticks.
     fn describe_memory(&self, text: &mut Text<'_>) -> fmt::Result {
         write!(text, "\"memory\":{{\"groups\":")?;
         write_layout(text, self.groups.get().map(|groups| groups.memory_layout(&self.objects.platform)))?;
         write!(text, ",\"per_cpu\":")?;
         write_layout(text, self.per_cpu.get().map(PerCpuData::memory_layout))?;
+        write!(text, ",\"stacks\":")?;
+        write_layout(text, Some(self.objects.cpu_caches.memory_layout()))?;
+        write!(text, ",\"lists\":")?;
+        write_layout(text, Some(self.objects.pages.memory_layout()))?;
         write!(text, "}},")
     }
 
     fn describe_nodes(&self, text: &mut Text<'_>) -> fmt::Result {
         let pages = &self.objects.pages;
         write!(text, "\"nodes\":")?;
-        text.list((0..pages.nodes()).map(|node| (node, pages.node(node).statistics())), |text, (node, pages)| {
-            write!(text, "{{\"node\":{node},\"managed\":{},\"free\":{},", pages.managed, pages.free)?;
-            write!(text, "\"backed_free\":{},\"used\":{},", pages.backed_free, pages.used)?;
-            write!(text, "\"listed\":{},\"highs\":{},", pages.listed, pages.list_highs)?;
-            write!(text, "\"zone_waits\":{},\"misses\":{},", pages.zone_waits, pages.node_misses)?;
-            write_watermarks(text, pages.watermarks)?;
+        text.list((0..pages.nodes()).map(|node| (node, pages.node(node).statistics())), |text, (node, of)| {
+            write!(text, "{{\"node\":{node},\"managed\":{},\"free\":{},", of.managed, of.free)?;
+            write!(text, "\"backed_free\":{},\"used\":{},", of.backed_free, of.used)?;
+            write!(text, "\"listed\":{},\"highs\":{},", of.listed, of.list_highs)?;
+            write!(text, "\"zone_waits\":{},\"misses\":{},", of.zone_waits, of.node_misses)?;
+            let (table, high) = (pages.lists_table(node), pages.first_list_high(node));
+            write!(text, "\"lists_table\":{table},\"first_list_high\":{high},")?;
+            write_watermarks(text, of.watermarks)?;
             text.write_char('}')
         })?;
         write!(text, ",\"unbound_segments\":{},", pages.statistics().unbound_segments)
