@@ -435,6 +435,57 @@ pub(crate) mod tests {
         assert_eq!(warned(of(0, 1)), bad);
     }
 
+    /// The labels of a report: the starts of lines, the first cells of the tables of memory and
+    /// pages, and the headings of other tables. Numbers are `N`.
+    fn labels(report: &str) -> Vec<String> {
+        let cells = |line: &str| -> Vec<String> { line.split('|').map(|cell| cell.trim().to_string()).collect() };
+        let (mut labels, mut is_list, lines) = (Vec::new(), false, report.lines().collect::<Vec<_>>());
+        for (at, line) in lines.iter().enumerate() {
+            if line.starts_with("| -") || line.is_empty() {
+                continue;
+            }
+            let is_head = lines.get(at + 1).is_some_and(|next| next.starts_with("| -"));
+            match (line.starts_with("| "), is_head) {
+                (true, true) => {
+                    let head = cells(line);
+                    is_list = head[1] == "memory" || head[1].starts_with("pages of ");
+                    labels.extend(head.into_iter().filter(|cell| !is_list && !cell.is_empty()));
+                }
+                (true, false) if is_list => labels.push(cells(line)[1].clone()),
+                (true, false) => {}
+                (false, _) => {
+                    let start = line.split([':', ';', '(', '.']).next().unwrap().trim();
+                    let words = start.split(' ').map(|word| if word.parse::<u64>().is_ok() { "N" } else { word });
+                    labels.push(words.collect::<Vec<_>>().join(" "));
+                }
+            }
+        }
+        labels
+    }
+
+    #[test]
+    fn guide_explains_every_label_of_a_report() {
+        let guide = format!("{}/../../docs/guide/stat.md", env!("CARGO_MANIFEST_DIR"));
+        let guide = std::fs::read_to_string(guide).unwrap();
+        let (_, section) = guide.split_once("\n## `neap stat PID`\n").unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let all = serde_json::json!({
+            "per_cpu": {}, "pages": {"budget": 500}, "settings": {"limit": "1g"}, "guard": {"live": 1},
+            "container": {"limit": 9, "used": 8, "looks": 1, "pressure": "low", "limited_by": "group"},
+            "heap_profiles": {"written": 1}, "nodes": [{"node": 0}, {"node": 1}], "unbound_segments": 4,
+            "classes": (1..=12).map(|n| serde_json::json!({"size": 16 * n})).collect::<Vec<_>>(),
+            "cpus": [{"cpu": 1}], "truncated": true,
+        });
+        let none = serde_json::json!({});
+        let mut found = Vec::new();
+        for (numbers, age) in [(&all, Some(1)), (&none, Some(1)), (&none, None)] {
+            found.extend(labels(&Numbers::deserialize(numbers).unwrap().report(&ended(), age, Colours::NONE)));
+        }
+        assert!(found.len() > 70 && found.iter().any(|label| label == "Heap profiles at a limit"), "{found:?}");
+        let unknown: Vec<&String> = found.iter().filter(|label| !section.contains(&format!("`{label}`"))).collect();
+        assert!(unknown.is_empty(), "not in the guide: {unknown:?}");
+    }
+
     #[test]
     fn a_report_has_every_part_and_no_control_characters() {
         let object = serde_json::json!({
