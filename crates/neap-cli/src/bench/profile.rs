@@ -13,7 +13,8 @@
 //!   number. It is the median of the rounds;
 //! * `site_error`: the mean of this error over the single functions;
 //! * `unwound_share`: the part of the samples whose stack reaches `main` or the start of its
-//!   thread, in the program of the functions and in real ones.
+//!   thread: in the program of the functions, which is in Rust, in real ones in C and Python, and
+//!   in one in C++, compiled by `-O2 -fomit-frame-pointer`.
 
 use std::process::{Command, ExitCode};
 
@@ -52,6 +53,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         named => named.to_vec(),
     };
     let programs = programs::installed(&scratch, &wanted, &mut session.found.missing)?;
+    let frameless = programs::prepared(&scratch, [programs::frameless::program()], &mut session.found.missing);
     let (rounds, count) = (options.rounds(15), options.amount(20_000_000).to_string());
     let mib = options.amount(512).to_string();
     let mut workloads = vec![
@@ -78,7 +80,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         }
     });
     let names: Vec<&'static str> = programs.iter().map(|program| program.name).collect();
-    let unwound = unwound(&session, &scratch, &programs);
+    let unwound = unwound(&session, &scratch, programs.iter().chain(&frameless));
     figures(&mut session, &names, &unwound);
     let tables = tables(&session, &names, &unwound);
     session.finish(options.json, &tables)
@@ -129,7 +131,11 @@ fn profiled(command: &mut Command) -> Result<Profile> {
 }
 
 /// Returns samples with a whole stack, and all samples, of each program that runs as one command.
-fn unwound(session: &Session, scratch: &Scratch, programs: &[Program]) -> Vec<(&'static str, f64, f64)> {
+fn unwound<'a>(
+    session: &Session,
+    scratch: &Scratch,
+    programs: impl Iterator<Item = &'a Program>,
+) -> Vec<(&'static str, f64, f64)> {
     let sampled = session.found.variants.iter().find(|variant| variant.name == SAMPLED);
     let of_program = |program: &Program, sampled: &Variant| {
         let mut command = program.command(scratch)?.ok()?;
@@ -139,7 +145,7 @@ fn unwound(session: &Session, scratch: &Scratch, programs: &[Program]) -> Vec<(&
         note_stacks(&mut outcome, &profile);
         Some((program.name, outcome.count("complete"), outcome.count("samples")))
     };
-    let programs = programs.iter().filter_map(|program| of_program(program, sampled?));
+    let programs = programs.filter_map(|program| of_program(program, sampled?));
     let sites = session.outcomes(SAMPLED, ATTRIBUTION);
     let sum = |name: &str| sites.iter().map(|outcome| outcome.count(name)).sum::<f64>();
     [(ATTRIBUTION, sum("complete"), sum("samples"))].into_iter().chain(programs).collect()

@@ -16,6 +16,7 @@
 
 pub(super) mod boxed;
 mod costs;
+pub(super) mod frameless;
 mod languages;
 mod ordinary;
 mod python;
@@ -137,11 +138,19 @@ pub(super) fn installed(scratch: &Scratch, wanted: &[String], missing: &mut Vec<
         let known: Vec<&str> = all.iter().map(|program| program.name).collect();
         bail!("--programs: no program is called `{unknown}`; there are {}", known.join(", "));
     }
+    let is_wanted = |program: &Program| wanted.is_empty() || wanted.iter().any(|name| name == program.name);
+    Ok(prepared(scratch, all.into_iter().filter(is_wanted), missing))
+}
+
+/// Returns the programs that can be run here, with their inputs generated. Adds the others to
+/// `missing`.
+pub(super) fn prepared(
+    scratch: &Scratch,
+    programs: impl IntoIterator<Item = Program>,
+    missing: &mut Vec<Missing>,
+) -> Vec<Program> {
     let mut ready = Vec::new();
-    for program in all {
-        if !wanted.is_empty() && !wanted.iter().any(|name| name == program.name) {
-            continue;
-        }
+    for program in programs {
         let absent = program.needs.iter().find(|tool| scratch.tool(tool).is_err());
         let reason = match absent {
             Some(tool) => Some(format!("`{tool}` is not installed (apt-get install {})", scratch::package(tool))),
@@ -155,7 +164,7 @@ pub(super) fn installed(scratch: &Scratch, wanted: &[String], missing: &mut Vec<
             }
         }
     }
-    Ok(ready)
+    ready
 }
 
 /// Runs a command on a variant from start to end.

@@ -3,6 +3,7 @@
 //! [`Scratch::new`] makes a new folder; dropping the value removes the folder with its contents.
 //! This module writes nothing outside the folder. It has no lock.
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,10 @@ pub(in crate::bench) struct Scratch {
 
 impl Scratch {
     pub(in crate::bench) fn new(quick: bool) -> Result<Scratch> {
-        let folder = std::env::temp_dir().join(format!("neap-bench-{}", std::process::id()));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        // Relaxed: the count publishes no other data.
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("neap-bench-{}-{number}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(Scratch { folder, quick })
     }
@@ -85,6 +89,7 @@ impl Drop for Scratch {
 /// Returns Debian's package of a tool.
 pub(super) fn package(tool: &str) -> &str {
     match tool {
+        "c++" => "g++",
         "db_bench" => "rocksdb-tools",
         "gs" => "ghostscript",
         "java" | "javac" => "default-jdk-headless",
