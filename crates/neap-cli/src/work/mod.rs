@@ -15,6 +15,7 @@ pub(crate) mod idle;
 pub(crate) mod idle_hour;
 pub(crate) mod metadata;
 pub(crate) mod meter;
+mod paced;
 mod page;
 mod page_lists;
 mod pair;
@@ -58,6 +59,8 @@ enum Workload {
     /// A load with a live set that stays, and then nothing to do
     IdleHour(idle_hour::IdleHourOptions),
     Holes(holes::HolesOptions),
+    /// Blocks replaced at a rate by one thread
+    Paced(paced::PacedOptions),
     Pair(pair::PairOptions),
     Batch(pair::BatchOptions),
     Page(page::PageOptions),
@@ -150,6 +153,7 @@ pub(crate) fn main(options: &WorkOptions) -> Result<ExitCode> {
         Workload::Idle(options) => idle::run(options)?,
         Workload::IdleHour(options) => idle_hour::run(options)?,
         Workload::Holes(options) => holes::run(options)?,
+        Workload::Paced(options) => paced::run(options)?,
         Workload::Pair(options) => pair::run(options)?,
         Workload::Batch(options) => pair::run_batch(options)?,
         Workload::Page(options) => page::run(options)?,
