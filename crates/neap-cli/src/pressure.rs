@@ -49,7 +49,8 @@ memory. The level with the least headroom binds. Only groups that this command c
 run it outside of the container to see all ancestors. The command changes nothing.
 
 Signals in use are those that this command and neap's looks read. neap uses no other, and the line
-of each says why. The last line says whether neap in the process looks.";
+of each says why. The last line says whether neap in the process looks. With --watch this command
+also waits for one that notifies, which the first line names.";
 
 /// Show the memory limit that binds a process, the room below it, and the signals of pressure.
 #[derive(Args)]

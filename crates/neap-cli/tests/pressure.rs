@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
@@ -193,11 +193,78 @@ fn pressure_watch_shows_growth_limit_change_and_process_end() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let notified = lines.next().unwrap().unwrap();
+    assert!(notified.starts_with("Notified by ") || notified.starts_with("No signal notifies ("), "{notified}");
     assert!(lines.next().unwrap().unwrap().contains("headroom"), "the head");
     assert!(lines.next().unwrap().unwrap().contains("iB"), "a line");
     sleeper.kill().unwrap();
     sleeper.wait().unwrap();
     assert!(child.wait().unwrap().success(), "it ends with the process");
+}
+
+/// A group of version 1 for a process, below the group of this process, until this is dropped.
+struct Container(PathBuf);
+
+impl Container {
+    /// `None` without the right to make one, or with version 2.
+    fn new() -> Option<Container> {
+        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own = own.lines().find_map(|line| line.split_once(":memory:"))?.1;
+        let parent = Path::new("/sys/fs/cgroup/memory").join(own.trim_start_matches('/'));
+        let group = Container(parent.join(format!("neap-test-watch-{}", std::process::id())));
+        fs::create_dir(&group.0).ok()?;
+        Some(group)
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+/// The kernel refuses a limit below the use, and notifies. No look by the clock is due.
+#[test]
+fn refused_cut_of_a_version_1_limit_brings_a_line_at_once() {
+    let Some(group) = Container::new() else {
+        eprintln!("SKIPPED: this process may make no memory group of version 1");
+        return;
+    };
+    let limit = group.0.join("memory.limit_in_bytes");
+    fs::write(&limit, "134217728").unwrap();
+    let mut holder = Command::new("sh")
+        .args(["-c", "echo 0 >$1/cgroup.procs; x=$(head -c 30000000 /dev/zero | tr '\\0' x); echo up; read end", "sh"])
+        .arg(&group.0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    assert_eq!(BufReader::new(holder.stdout.take().unwrap()).lines().next().unwrap().unwrap(), "up");
+    let mut watching = Command::new(env!("CARGO_BIN_EXE_neap"))
+        .args(["pressure", &holder.id().to_string(), "--watch=3600", "--times", "2"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let head = lines.next().unwrap().unwrap();
+    if head.starts_with("Notified by memory.pressure_level: ") {
+        assert!(lines.nth(1).unwrap().unwrap().ends_with("roomy"), "the first look");
+        assert_eq!(fs::write(&limit, "8388608").unwrap_err().raw_os_error(), Some(libc::EBUSY));
+        let line = lines.next().unwrap().unwrap();
+        assert!(line.ends_with(", notified: the kernel finds little to reclaim"), "{line}");
+        assert!(watching.wait().unwrap().success());
+    } else {
+        eprintln!("SKIPPED: {head}");
+        watching.kill().unwrap();
+        watching.wait().unwrap();
+    }
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
 }
 
 #[test]

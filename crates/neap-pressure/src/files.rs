@@ -18,8 +18,12 @@ impl Errno {
     pub const IO: Errno = Errno(5);
     /// No such device or address.
     pub const NXIO: Errno = Errno(6);
+    /// No data now.
+    pub const AGAIN: Errno = Errno(11);
     /// Permission denied.
     pub const ACCES: Errno = Errno(13);
+    /// Device or resource busy.
+    pub const BUSY: Errno = Errno(16);
     /// No such device.
     pub const NODEV: Errno = Errno(19);
     /// Not a directory.
@@ -50,6 +54,8 @@ impl fmt::Display for Errno {
             Errno::NOENT => "no such file",
             Errno::IO => "input or output error",
             Errno::NXIO => "no such device or address",
+            Errno::AGAIN => "no data",
+            Errno::BUSY => "busy",
             Errno::ACCES => "permission denied",
             Errno::NODEV => "no such device",
             Errno::NOTDIR => "not a directory",

@@ -18,14 +18,17 @@
 //! # Design
 //!
 //! Pure functions parse files and make decisions. [`Files`] is the only access to the system, so
-//! tests can use made-up files. The crate depends on no other crate of neap. It allocates nothing,
-//! starts no thread and writes to no file. A look makes a report whatever the files contain. The
-//! report lacks parts that cannot be read, and its explanation names them.
+//! tests can use made-up files. The crate depends on no other crate of neap. It allocates nothing
+//! and starts no thread. Only a trigger writes to files. A look makes a report whatever the files
+//! contain. The report lacks parts that cannot be read, and its explanation names them.
 //!
 //! The wall is the level with the least headroom. An [`Estimator`] estimates the time until
 //! headroom is used up, from a series of headrooms. [`Pressure`] is a level with hysteresis,
 //! computed from headroom and that time. A [`Series`] does both, look by look. The caller passes
 //! the time of each look.
+//!
+//! A [`Trigger`] arms one signal that notifies on a descriptor, so that a program can wait between
+//! two looks. [`Notify`] is its access to the system.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -35,6 +38,7 @@ mod files;
 mod groups;
 mod level;
 mod lines;
+mod notify;
 mod path;
 mod place;
 mod process;
@@ -47,6 +51,7 @@ mod signals;
 mod stall;
 mod system;
 mod text;
+mod trigger;
 mod wall;
 mod watch;
 
@@ -55,6 +60,7 @@ pub use files::{Access, Errno, FileKind, Files};
 pub use groups::Version;
 pub use level::{LimitedBy, MemoryLevel, Swap};
 pub use lines::{Membership, Mount, Position, position};
+pub use notify::{Notify, Ready};
 pub use place::Visibility;
 pub use process::Subject;
 pub use report::{MOST_LEVELS, MemoryReport};
@@ -62,7 +68,8 @@ pub use room::Room;
 pub use sensor::Sensor;
 pub use series::{Series, Step};
 pub use signals::{Signal, SignalState};
-pub use stall::{LONGEST_TRIGGER, Stalls, Trigger};
+pub use stall::{LONGEST_TRIGGER, StallWindow, Stalls};
 pub use system::System;
+pub use trigger::{Fired, LimitEvents, Trigger};
 pub use wall::{Estimator, KEPT, Pressure, Sample, margin, room_to_grow};
 pub use watch::{Watch, decode};

@@ -45,6 +45,17 @@ impl Signal {
         Signal::Available,
     ];
 
+    /// The signals that notify on a descriptor. Signals of the group come before that of the
+    /// machine, otherwise they are in the order of trust.
+    pub const NOTIFYING: [Signal; 6] = [
+        Signal::EventsLocal,
+        Signal::Events,
+        Signal::Watch,
+        Signal::GroupPressure,
+        Signal::PressureLevel,
+        Signal::MachinePressure,
+    ];
+
     /// Name for people and machines.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -100,7 +111,7 @@ impl SignalState {
     }
 }
 
-fn refusal(error: Errno) -> SignalState {
+pub(crate) fn refusal(error: Errno) -> SignalState {
     if error.is_absent() { SignalState::Absent } else { SignalState::Refused(error) }
 }
 

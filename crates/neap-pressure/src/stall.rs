@@ -1,5 +1,5 @@
-//! Pressure stall information: the text of a pressure file, and the trigger that a program writes
-//! to it.
+//! Pressure stall information: the text of a pressure file, and the text by which a program asks
+//! for notification.
 
 use crate::text::number;
 
@@ -53,7 +53,7 @@ pub const LONGEST_TRIGGER: usize = 32;
 
 /// A request for notification when tasks wait longer than `stall_us` in a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Trigger {
+pub struct StallWindow {
     /// Microseconds of waiting in a window.
     pub stall_us: u64,
     /// Microseconds of a window.
@@ -67,11 +67,14 @@ const UNPRIVILEGED_WINDOW: u64 = 2_000_000;
 /// Shortest window that every kernel takes with CAP_SYS_RESOURCE.
 const SHORTEST_WINDOW: u64 = 500_000;
 
-impl Trigger {
+impl StallWindow {
+    /// The threshold of systemd: 200 ms of waiting in 2 s. A process needs no privilege for it.
+    pub const DEFAULT: StallWindow = StallWindow { stall_us: 200_000, window_us: 2_000_000 };
+
     /// Returns the nearest trigger that the kernel takes. `stall_us` stays about the same part of
     /// the window.
     #[must_use]
-    pub fn allowed(self, is_privileged: bool) -> Trigger {
+    pub fn allowed(self, is_privileged: bool) -> StallWindow {
         let window_us = if is_privileged {
             self.window_us.clamp(SHORTEST_WINDOW, LONGEST_WINDOW)
         } else {
@@ -80,7 +83,7 @@ impl Trigger {
         };
         let share = u128::from(self.stall_us) * u128::from(window_us) / u128::from(self.window_us.max(1));
         let stall_us = u64::try_from(share).unwrap_or(u64::MAX).clamp(1, window_us);
-        Trigger { stall_us, window_us }
+        StallWindow { stall_us, window_us }
     }
 
     /// Writes the text for a pressure file into `buffer`, with a NUL at its end. Returns the
@@ -129,7 +132,7 @@ mod tests {
     #[test]
     fn windows_are_what_the_kernel_takes() {
         let allowed = |stall_us, window_us, privileged| {
-            let Trigger { stall_us, window_us } = Trigger { stall_us, window_us }.allowed(privileged);
+            let StallWindow { stall_us, window_us } = StallWindow { stall_us, window_us }.allowed(privileged);
             (stall_us, window_us)
         };
         assert_eq!(allowed(100_000, 1_000_000, true), (100_000, 1_000_000));
@@ -143,9 +146,9 @@ mod tests {
     #[test]
     fn triggers_end_with_a_nul() {
         let mut buffer = [7; LONGEST_TRIGGER];
-        let length = Trigger { stall_us: 200_000, window_us: 2_000_000 }.write(&mut buffer);
+        let length = StallWindow { stall_us: 200_000, window_us: 2_000_000 }.write(&mut buffer);
         assert_eq!(&buffer[..length], b"some 200000 2000000\0");
-        let length = Trigger { stall_us: u64::MAX, window_us: 0 }.write(&mut buffer);
+        let length = StallWindow { stall_us: u64::MAX, window_us: 0 }.write(&mut buffer);
         assert_eq!(&buffer[..length], b"some 10000000 0\0");
     }
 }

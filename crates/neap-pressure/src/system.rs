@@ -41,6 +41,11 @@ impl System {
         Ok(System { root: Some(root) })
     }
 
+    /// Whether a directory stands for `/`.
+    pub(crate) fn is_below(&self) -> bool {
+        self.root.is_some()
+    }
+
     /// Returns an absolute path relative to the root directory, if there is one.
     fn inside<'a>(&self, path: &'a CStr) -> &'a CStr {
         if self.root.is_none() {
@@ -59,7 +64,7 @@ impl Default for System {
     }
 }
 
-fn errno(error: io::Errno) -> Errno {
+pub(crate) fn errno(error: io::Errno) -> Errno {
     Errno(error.raw_os_error())
 }
 

@@ -14,7 +14,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use made::table::TABLE;
 use made::{Entry, Tree, explained};
-use neap_pressure::{Errno, Estimator, FileKind, MemoryLevel, Position, Pressure, Sample, Sensor, Subject, position};
+use neap_pressure::{
+    Errno, Estimator, FileKind, Fired, MemoryLevel, Position, Pressure, Ready, Sample, Sensor, Signal, StallWindow,
+    Subject, Trigger, position,
+};
 use proptest::prelude::*;
 
 /// Random numbers that a seed repeats (xorshift64*).
@@ -71,6 +74,7 @@ const WORDS: &[&[u8]] = &[
     b"hierarchical_memory_limit 1",
     b"some avg10=9.99",
     b"total=1",
+    b"max 18446744073709551615\noom_kill 1\n",
     b"CapEff:\tffffffffffffffff",
     b"Max address space 1 1 bytes",
     b"VmSize: 1 kB",
@@ -88,6 +92,10 @@ const EXTRA: &[&str] = &[
     "/sys/fs/cgroup/a/memory.high",
     "/sys/fs/cgroup/a/memory.swap.max",
     "/sys/fs/cgroup/a/memory.pressure",
+    "/sys/fs/cgroup/a/memory.events",
+    "/sys/fs/cgroup/a/memory.events.local",
+    "/sys/fs/cgroup/memory/x/memory.pressure_level",
+    "/sys/fs/cgroup/memory/x/cgroup.event_control",
     "/sys/fs/cgroup/a/cgroup.controllers",
     "/sys/fs/cgroup/memory/x/memory.memsw.limit_in_bytes",
 ];
@@ -197,7 +205,13 @@ fn run(inputs: u64) {
         tree.step = if random.below(8) == 0 { 1 + random.below(40) } else { 0 };
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             mutate(&mut random, &mut tree);
-            sensor.survey(&tree);
+            let report = sensor.survey(&tree);
+            let mut trigger = Trigger::arm(&tree, report, &Signal::NOTIFYING, StallWindow::DEFAULT);
+            assert_eq!(trigger.states().count(), Signal::NOTIFYING.len());
+            let before = trigger.signal();
+            let fired = trigger.fired(&tree, Ready(random.next() as i16));
+            assert!(before.is_some() || fired == Fired::Gone);
+            assert_eq!(trigger.signal(), before.filter(|_| fired != Fired::Gone));
             check(&sensor);
             mutate(&mut random, &mut tree);
             sensor.look(&tree);

@@ -4,6 +4,10 @@
 //! # Design
 //! Each line is one look of a [`Series`]. If a look takes longer than the timeout, the command ends
 //! with an error.
+//!
+//! Between two looks the command waits on a [`Trigger`]. A notification brings a look at once. For
+//! [`DEAF`] after that the command does not wait on the trigger. Without a signal that can be armed
+//! it only sleeps.
 
 use core::fmt;
 use core::time::Duration;
@@ -12,10 +16,13 @@ use std::thread::sleep;
 use std::time::Instant;
 
 use anyhow::Result;
-use neap_pressure::{MemoryReport, Sample, Sensor, Series, Size, Step, Subject, System, room_to_grow};
+use neap_pressure::{
+    Fired, LimitEvents, MemoryReport, Sample, Sensor, Series, Signal, SignalState, Size, StallWindow, Step, Subject,
+    System, Trigger, room_to_grow,
+};
 use serde_json::{Value, json};
 
-use super::{PressureOptions, level};
+use super::{PressureOptions, described, level};
 use crate::look::handle::ProcessHandle;
 use crate::look::subject::{print, within};
 
@@ -28,14 +35,16 @@ struct WatchLine {
     /// The level that binds, as in the report of a single look.
     wall: Value,
     step: Step,
+    /// The notification that has brought this look.
+    fired: Option<Fired>,
 }
 
 /// Adds the headroom in a report to the series. `None` if no level in the report has a headroom.
-fn add(series: &mut Series, report: &MemoryReport, at_ms: u64) -> Option<WatchLine> {
+fn add(series: &mut Series, report: &MemoryReport, at_ms: u64, fired: Option<Fired>) -> Option<WatchLine> {
     let wall = report.wall()?;
     let (headroom, limit) = (wall.headroom()?, wall.limit?);
     let step = series.add(Sample { at_ms, headroom, limit });
-    Some(WatchLine { at_ms, headroom, limit, wall: level(report, wall), step })
+    Some(WatchLine { at_ms, headroom, limit, wall: level(report, wall), step, fired })
 }
 
 impl WatchLine {
@@ -50,6 +59,7 @@ impl WatchLine {
             "pressure": self.step.pressure.name(),
             "room_to_grow": room_to_grow(self.headroom, self.limit),
             "wall": self.wall,
+            "notified": self.fired.and_then(noticed).map(|(kind, _)| kind),
         })
     }
 }
@@ -75,8 +85,82 @@ impl fmt::Display for WatchLine {
         let growth = if growth == 0 { "-".into() } else { format!("{}/s", Size(growth)) };
         let wall = ms_to_wall.map_or("-".into(), wall_in);
         write!(f, "{time:>8}  {headroom:>10}  {limit:>10}  {growth:>12}  {wall:>8}  {}", pressure.name())?;
-        if limit_changed { write!(f, ", the limit has changed") } else { Ok(()) }
+        if limit_changed {
+            write!(f, ", the limit has changed")?;
+        }
+        match self.fired.and_then(noticed) {
+            Some((_, what)) => write!(f, ", notified: {what}"),
+            None => Ok(()),
+        }
     }
+}
+
+/// A notification for machines and for people. `None` if nothing has happened.
+fn noticed(fired: Fired) -> Option<(&'static str, &'static str)> {
+    match fired {
+        Fired::Nothing | Fired::Gone => None,
+        Fired::Limit(LimitEvents { oom_kill: 1.., .. }) => Some(("oom kill", "the kernel killed a process")),
+        Fired::Limit(LimitEvents { max: 0, oom: 0, .. }) => Some(("high", "throttled above memory.high")),
+        Fired::Limit(_) => Some(("max", "a limit was reached")),
+        Fired::Stall => Some(("stall", "tasks wait for memory")),
+        Fired::Reclaim => Some(("reclaim", "the kernel finds little to reclaim")),
+    }
+}
+
+/// The signals that this command arms. The file of `MEMORY_PRESSURE_WATCH` is left to the programs
+/// that inherit the variable: it may be a FIFO, from which each notification is read once.
+const SIGNALS: [Signal; 5] =
+    [Signal::EventsLocal, Signal::Events, Signal::GroupPressure, Signal::PressureLevel, Signal::MachinePressure];
+
+/// Time after a notification in which the command waits for no other one.
+const DEAF: Duration = Duration::from_secs(1);
+
+/// A trigger, if one can be armed, and when the next notification is waited for.
+struct Notifier {
+    files: System,
+    trigger: Option<Trigger<System>>,
+    deaf_until: Instant,
+}
+
+impl Notifier {
+    /// Waits until `due`, or returns earlier with a notification.
+    fn wait_until(&mut self, due: Instant) -> Option<Fired> {
+        loop {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let deaf = self.deaf_until.saturating_duration_since(Instant::now());
+            let Some(trigger) = self.trigger.as_mut().filter(|_| deaf.is_zero()) else {
+                sleep(if self.trigger.is_some() { left.min(deaf) } else { left });
+                continue;
+            };
+            let fired = trigger.wait(&self.files, left.as_millis().clamp(1, 60_000) as u32);
+            match fired {
+                Fired::Gone => self.trigger = None,
+                fired if noticed(fired).is_some() => {
+                    self.deaf_until = Instant::now() + DEAF;
+                    return Some(fired);
+                }
+                // Events of protection may come at any rate.
+                _ if Instant::now() < due => self.deaf_until = Instant::now() + DEAF,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The signal that notifies, or why none does, in a line.
+fn heading(trigger: &Trigger<System>) -> String {
+    if let Some(signal) = trigger.signal() {
+        return format!("Notified by {}: a reached limit or a stall brings a line at once", signal.name());
+    }
+    let reason = |(signal, state): (Signal, SignalState)| match described(state) {
+        (state, None) => format!("{} {state}", signal.name()),
+        (state, Some(reason)) => format!("{} {state}: {reason}", signal.name()),
+    };
+    let reasons: Vec<_> = trigger.states().filter(|(_, state)| *state != SignalState::Absent).map(reason).collect();
+    format!("No signal notifies ({})", if reasons.is_empty() { "all are absent".into() } else { reasons.join("; ") })
 }
 
 /// Looks until the process ends, or `--times` times.
@@ -89,30 +173,39 @@ pub(super) fn main(
 ) -> Result<ExitCode> {
     let (mut begin, mut next) = (None, Instant::now());
     let mut series = Series::new();
-    let mut state = (Box::new(Sensor::new(subject)), files);
-    let mut looks = 0;
+    let mut state = (Box::new(Sensor::new(subject)), files, None);
+    // A copy of a system's files cannot notify, and stays unchanged.
+    let is_real = options.root.is_none();
+    let mut notifier = Notifier { files: System::new(), trigger: None, deaf_until: next };
+    let (mut looks, mut fired) = (0, None);
     while options.times.is_none_or(|times| looks < times) {
         if looks > 0 {
-            next += every;
-            sleep(next.saturating_duration_since(Instant::now()));
+            next = if fired.is_none() { next + every } else { next };
+            fired = notifier.wait_until(next);
         }
-        let (mut sensor, files) = state;
+        let (mut sensor, files, _) = state;
+        let is_armed = notifier.trigger.is_some();
         state = within(options.timeout.time(), "the limits of a process", move || {
-            sensor.look(&files);
-            Ok((sensor, files))
+            let is_moved = sensor.look(&files).moved();
+            let arm = |report: &MemoryReport| Trigger::arm(&files, report, &SIGNALS, StallWindow::DEFAULT);
+            let trigger = (is_real && (is_moved || !is_armed)).then(|| arm(sensor.survey(&files)));
+            Ok((sensor, files, trigger))
         })?;
         if handle.as_ref().is_some_and(ProcessHandle::has_ended) {
             break;
         }
-        let seen =
-            add(&mut series, state.0.report(), begin.get_or_insert_with(Instant::now).elapsed().as_millis() as u64);
+        let at_ms = begin.get_or_insert_with(Instant::now).elapsed().as_millis() as u64;
+        let seen = add(&mut series, state.0.report(), at_ms, fired);
         let is_first = looks == 0;
+        let head = state.2.as_ref().map(heading);
+        notifier.trigger = state.2.take().filter(|trigger| trigger.signal().is_some()).or(notifier.trigger);
         print(|output| {
             if options.json {
                 let object = seen.as_ref().map_or(Value::Null, WatchLine::object);
                 return writeln!(output, "{object}");
             }
             if is_first {
+                head.iter().try_for_each(|head| writeln!(output, "{head}"))?;
                 writeln!(output, "{HEAD}")?;
             }
             match &seen {
@@ -134,7 +227,7 @@ mod tests {
         let (headroom, limit) = (324 << 20, 1 << 30);
         let pressure = Pressure::of(headroom, limit, ms_to_wall);
         let step = Step { pressure, level_changed: false, limit_changed, growth, ms_to_wall };
-        WatchLine { at_ms, headroom, limit, wall: Value::Null, step }.to_string()
+        WatchLine { at_ms, headroom, limit, wall: Value::Null, step, fired: None }.to_string()
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Trees of files in memory.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 
-use neap_pressure::{Access, Errno, FileKind, Files, LimitedBy, MemoryLevel, MemoryReport};
+use neap_pressure::{Access, Errno, FileKind, Files, LimitedBy, MemoryLevel, MemoryReport, Notify, Ready};
 
 pub(crate) mod table;
 
@@ -35,6 +35,10 @@ pub(crate) struct Tree {
     pub(crate) step: usize,
     /// Files that were opened.
     pub(crate) opened: Cell<usize>,
+    /// Paths and texts that were written.
+    pub(crate) written: RefCell<Vec<(String, String)>>,
+    /// Files that refuse to be written, and why.
+    pub(crate) refusing: BTreeMap<String, Errno>,
 }
 
 impl Tree {
@@ -56,8 +60,16 @@ impl Tree {
 }
 
 pub(crate) struct Open {
+    path: String,
     text: Result<Vec<u8>, Errno>,
     at: usize,
+}
+
+impl Open {
+    /// A FIFO, socket or eventfd with one notification.
+    fn stream(path: &str) -> Open {
+        Open { path: path.into(), text: Ok(vec![1; 8]), at: 0 }
+    }
 }
 
 impl Files for Tree {
@@ -72,14 +84,18 @@ impl Files for Tree {
             Some(Entry::Text(text) | Entry::ReadOnly(text, _)) => Ok(text.clone()),
             Some(Entry::Unreadable(error)) => Err(*error),
             Some(Entry::Special(FileKind::Socket)) => return Err(Errno::NXIO),
+            Some(Entry::Special(FileKind::Stream)) => return Ok(Open::stream(path.to_str().unwrap())),
             Some(Entry::Special(_)) => Ok(Vec::new()),
         };
-        Ok(Open { text, at: 0 })
+        Ok(Open { path: path.to_str().unwrap_or_default().into(), text, at: 0 })
     }
 
     fn read(&self, file: &mut Open, buffer: &mut [u8]) -> Result<usize, Errno> {
         let text = file.text.as_ref().map_err(|error| *error)?;
         let rest = &text[file.at.min(text.len())..];
+        if rest.is_empty() && text[..] == [1; 8] {
+            return Err(Errno::AGAIN);
+        }
         let most = if self.step == 0 { usize::MAX } else { self.step };
         let length = rest.len().min(buffer.len()).min(most);
         buffer[..length].copy_from_slice(&rest[..length]);
@@ -94,6 +110,35 @@ impl Files for Tree {
             Some(_) if path.to_bytes().ends_with(b".pressure") => Ok(FileKind::Kernel),
             Some(_) => Ok(FileKind::Other),
         }
+    }
+}
+
+impl Notify for Tree {
+    fn write(&self, file: &mut Open, bytes: &[u8]) -> Result<(), Errno> {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        self.written.borrow_mut().push((file.path.clone(), text));
+        self.refusing.get(&file.path).map_or(Ok(()), |error| Err(*error))
+    }
+
+    fn read_anew(&self, file: &mut Open, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let path = CString::new(file.path.clone()).unwrap();
+        self.read(&mut self.open(&path, Access::Read)?, buffer)
+    }
+
+    fn counter(&self) -> Result<Open, Errno> {
+        Ok(Open::stream("eventfd"))
+    }
+
+    fn connect(&self, path: &CStr) -> Result<Open, Errno> {
+        Ok(Open::stream(path.to_str().unwrap()))
+    }
+
+    fn number(&self, file: &Open) -> i32 {
+        if file.path == "eventfd" { 1007 } else { 10 }
+    }
+
+    fn wait(&self, _: &Open, wanted: Ready, _: u32) -> Result<Ready, Errno> {
+        Ok(wanted)
     }
 }
 
