@@ -7,7 +7,8 @@
 //! - [`Neap`]: the process's allocator, `#[global_allocator]`.
 //! - [`groups`]: memory groups: charges, limits, and futures or threads that are charged.
 //! - [`reclaim`]: caches that shrink at a limit. [`lru`]: lists in the order of a cache's eviction.
-//! - [`fn@set`]: changes options while the process runs. [`fn@headroom`]: room in the container.
+//! - [`fn@set`]: changes options while the process runs, such as `limit:auto`, by which the heap
+//!   follows the container. [`fn@headroom`]: room in the container.
 //! - [`fn@stats`]: the process's memory by state, in one call. [`statistics`] has the details.
 //! - [`dump_profile`]: writes a heap profile to a file.
 //! - [`percpu`]: per-CPU data. [`mod@drain`]: empties caches. [`mod@verify`]: checks the manager.

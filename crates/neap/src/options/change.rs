@@ -33,6 +33,23 @@ use neap_pages::Effort;
 /// );
 /// ```
 ///
+/// # Within a container
+/// `limit:auto` bounds the heap by the room that the container or the machine leaves, as under
+/// `neap run`. With neap's thread, a limit that is cut takes effect while the program makes no
+/// calls. [`headroom`](fn@crate::headroom) has the level of pressure.
+///
+/// ```
+/// neap::set("limit", "auto").unwrap();
+/// // An allocation fails instead of going beyond the container's room.
+/// neap::set("refuse", "on").unwrap();
+/// let has_thread = neap::process::PROCESS.start_background();
+/// if let Some(room) = neap::headroom() {
+///     println!("{}: {} of {} bytes are left", room.pressure.name(), room.bytes(), room.limit);
+///     assert!(room.used + room.bytes() >= room.limit);
+/// }
+/// # assert!(has_thread);
+/// ```
+///
 /// # Errors
 /// [`NotSet`] says why nothing was changed.
 pub fn set<'a>(key: &'a str, value: &'a str) -> Result<(), NotSet<'a>> {
