@@ -51,7 +51,8 @@ const LISTED_PAGES_MAX: u32 = 64;
 /// The most sheaves taken from a barn before the fullest one is determined again.
 const QUOTA_SHEAVES_MAX: u64 = 64;
 
-/// The least growth from one check for a sweep to the next, in bytes.
+/// The least growth from one check for a sweep to the next, and the least release of scattered
+/// pages, in bytes.
 const STEP_BYTES_MIN: u64 = 2 << 20;
 
 /// Pages of growth before the first check for a sweep.
@@ -60,7 +61,7 @@ const FIRST_CHECK_PAGES: u64 = 512;
 /// Unused bytes below which no sweep begins. New slabs of many classes have as much.
 const UNUSED_BYTES_MIN: u64 = 4 << 20;
 
-/// The most bytes that a call releases, unless it allocates more itself.
+/// The most bytes that a call releases.
 const RELEASED_BYTES_MAX: u64 = 16 << 20;
 
 /// Nanoseconds that a sweep waits for the thread that drains CPUs for it.
@@ -88,6 +89,8 @@ pub(crate) struct Reuse {
     /// Bytes returned to slabs by the sweep so far.
     done: AtomicU64,
     counters: [AtomicU64; 4],
+    /// The growth up to the last release of scattered pages.
+    replaced: AtomicU64,
     /// The growth up to the last check.
     checked: AtomicU64,
     /// The fields of [`GrowthBeside`].
@@ -145,6 +148,7 @@ impl Reuse {
             ended: AtomicU64::new(0),
             done: AtomicU64::new(0),
             counters: [const { AtomicU64::new(0) }; 4],
+            replaced: AtomicU64::new(0),
             checked: AtomicU64::new(0),
             beside: [const { AtomicU64::new(0) }; 3],
         }
@@ -183,8 +187,15 @@ impl<P: Platform> Objects<P> {
 
     #[cold]
     fn reuse<T>(&self, pages: u32, take: &mut dyn FnMut() -> Option<T>) -> Option<T> {
-        if self.reuse.stage.load(Relaxed) == IDLE && !self.begin_sweep() {
-            return None;
+        if self.reuse.stage.load(Relaxed) == IDLE {
+            // A request longer than a step is due even if nothing has grown since the last check.
+            let has_grown = self.pages.grown() != self.reuse.checked.load(Relaxed);
+            if !has_grown && let Some(taken) = take() {
+                return Some(taken);
+            }
+            if !self.begin_sweep() {
+                return None;
+            }
         }
         let (mut objects, most) = (0, OBJECTS_PER_CALL_MAX + OBJECTS_PER_PAGE * u64::from(pages));
         let mut taken = None;
@@ -288,16 +299,24 @@ impl<P: Platform> Objects<P> {
         self.pages.backed_free_pages() > self.pages.resident() / 16
     }
 
-    /// Releases free pages that the sweep has not joined to `pages` pages in a row. The growth that
-    /// follows replaces them. Does nothing if this would interrupt an isolated CPU.
+    /// Releases free pages that the sweep has not joined to `pages` pages in a row: at most half as
+    /// many as the process has grown since the last release. A program that allocates runs of
+    /// random lengths soon needs some of these pages again. It would grow for ever if releases made
+    /// up for all growth. Does nothing if this would interrupt an isolated CPU.
     fn release_scattered(&self, pages: u32) {
         let (free, resident) = (self.pages.backed_free_pages(), self.pages.resident());
         // A run longer than all free pages may use these itself.
         if free < u64::from(pages) || !self.is_scattered() {
             return;
         }
+        let grown = self.pages.grown();
+        let most = grown.saturating_sub(self.reuse.replaced.load(Relaxed)) / 2;
+        if most < STEP_BYTES_MIN >> self.pages.page_shift() {
+            return;
+        }
+        self.reuse.replaced.store(grown, Relaxed);
         if !self.is_isolated_cpu_in_use() {
-            let most = (RELEASED_BYTES_MAX >> self.pages.page_shift()).max(pages.into());
+            let most = most.min(RELEASED_BYTES_MAX >> self.pages.page_shift());
             let near = self.pages.node(self.pages.nearest(&self.platform));
             let mut released = 0;
             // A small program would lose all its huge pages.

@@ -123,7 +123,7 @@ impl<P: Platform> Core<P> {
         let live = self.live(surplus);
         // Other live bytes keep no slab from becoming free pages.
         let pinning = live.min(free.pinning);
-        learned.learn(self.objects.pages.grown() << self.objects.pages.page_shift(), live, now);
+        learned.learn(self.objects.pages.grown() << self.objects.pages.page_shift(), live, own, now);
         self.in_call.kept.store(learned.kept, Relaxed);
         let kept = learned.kept.max(keep);
         let is_scattered = learned.fruitless > 0 && surplus > self.resident() / 2;
@@ -258,6 +258,7 @@ mod tests {
     use crate::mm::Hooks;
     use crate::options::Options;
     use crate::state::in_call::{SECOND, SETTLED};
+    use neap_testing::random::{Random, seed};
     use neap_testing::virtual_platform::{Call, Virtual};
     use std::boxed::Box;
     use std::format;
@@ -367,6 +368,59 @@ mod tests {
         assert!(surplus(&mm) <= HIGH + core.in_call.kept(), "{} bytes", surplus(&mm));
         // SAFETY: each was allocated above, and is freed once.
         held.into_iter().for_each(|block| unsafe { mm.free(block) });
+        close(mm);
+    }
+
+    /// The run is not live any more when its free looks.
+    #[test]
+    fn large_run_that_is_allocated_again_and_again_keeps_its_memory() {
+        let mm = open(Virtual::new(4096, 1));
+        let core = mm.core().unwrap();
+        let pair = |size: usize| {
+            let block = mm.allocate(size);
+            // SAFETY: the block is this test's.
+            unsafe { mm.free(block) };
+        };
+        for size in [20 << 20, 100 << 20] {
+            (0..10).for_each(|_| pair(size));
+            let released = core.objects.platform.released_bytes();
+            (0..100).for_each(|_| pair(size));
+            let released = core.objects.platform.released_bytes() - released;
+            assert!(released < 2 * MIB, "{released} bytes of 100 blocks of {size}");
+        }
+        // An eighth of what was kept goes each second, and calls look after some frees.
+        core.objects.platform.advance(100 * SECOND);
+        (0..30).for_each(|_| pair(11 << 20));
+        assert!(resident(&mm) < 16 * MIB, "{} bytes after a while", resident(&mm));
+        close(mm);
+    }
+
+    /// Runs of random lengths leave free pages that fit no other run for a while. Growth replaces
+    /// some of these, and then comes to an end.
+    #[test]
+    fn runs_of_random_lengths_settle() {
+        let mm = open(Virtual::new(4096, 1));
+        let core = mm.core().unwrap();
+        let mut random = Random(seed());
+        let mut runs = [core::ptr::null_mut::<u8>(); 50];
+        let (mut taken, mut grown, mut peak) = (0, 0, 0);
+        for n in 0..6000 {
+            let run = &mut runs[random.below(50)];
+            // SAFETY: the run is this test's, and is freed once.
+            unsafe { mm.free(*run) };
+            let size = 100_000 + random.below(1_900_000);
+            *run = mm.allocate(size);
+            peak = peak.max(resident(&mm));
+            if n == 1000 {
+                grown = core.objects.pages.grown();
+            }
+            taken += if n > 1000 { size as u64 >> 12 } else { 0 };
+        }
+        let grown = core.objects.pages.grown() - grown;
+        assert!(grown < taken / 50, "{grown} of {taken} pages came from the system");
+        assert!(peak < 128 * MIB, "{peak} bytes for 70 MiB");
+        // SAFETY: each is this test's, and is freed once.
+        runs.into_iter().for_each(|run| unsafe { mm.free(run) });
         close(mm);
     }
 

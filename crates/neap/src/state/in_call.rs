@@ -183,11 +183,12 @@ impl Learned {
         }
     }
 
-    /// Learns from the bytes taken from the system so far (`grown`) and from the live bytes. Memory
-    /// that neap takes for itself while the program frees is no reason to keep more.
-    pub(crate) fn learn(&mut self, grown: u64, live: u64, now: u64) {
+    /// Learns from the bytes taken from the system so far (`grown`), from the live bytes, and from
+    /// the bytes of a run that was live until this look (`own`). Memory that neap takes for itself
+    /// while the program frees is no reason to keep more.
+    pub(crate) fn learn(&mut self, grown: u64, live: u64, own: u64, now: u64) {
         self.age(now);
-        let more = live.saturating_sub(self.last_live);
+        let more = (live + own).saturating_sub(self.last_live);
         let again = grown.saturating_sub(self.grown).min(self.given).min(more);
         (self.grown, self.last_live) = (grown, live);
         self.given -= again;
@@ -267,13 +268,13 @@ mod tests {
     #[test]
     fn bound_shrinks_by_an_eighth_a_second() {
         let mut learned = Learned { given: 80, ..Learned::new() };
-        learned.learn(64, 64, 0);
+        learned.learn(64, 64, 0, 0);
         assert_eq!((learned.kept, learned.given), (64, 16));
-        learned.learn(64, 64, SECOND - 1);
+        learned.learn(64, 64, 0, SECOND - 1);
         assert_eq!((learned.kept, learned.given), (64, 16));
-        learned.learn(66, 66, SECOND);
+        learned.learn(66, 66, 0, SECOND);
         assert_eq!((learned.kept, learned.given), (58, 6), "two of the eight bytes that may be regretted");
-        learned.learn(66, 66, FORGOTTEN * 2 * SECOND);
+        learned.learn(66, 66, 0, FORGOTTEN * 2 * SECOND);
         assert_eq!((learned.kept, learned.given), (0, 0));
     }
 
@@ -295,10 +296,12 @@ mod tests {
     #[test]
     fn growth_while_the_program_frees_is_not_regretted() {
         let mut learned = Learned { given: 80, last_live: 100, ..Learned::new() };
-        learned.learn(64, 40, 0);
+        learned.learn(64, 40, 0, 0);
         assert_eq!((learned.kept, learned.given), (0, 80));
-        learned.learn(128, 50, 0);
+        learned.learn(128, 50, 0, 0);
         assert_eq!((learned.kept, learned.given), (10, 70), "ten bytes more are live");
+        learned.learn(192, 50, 30, 0);
+        assert_eq!((learned.kept, learned.given), (40, 40), "thirty bytes more were live until this look");
     }
 
     #[test]
