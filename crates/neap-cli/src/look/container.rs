@@ -5,6 +5,7 @@
 //! for a while, a command reads the files of the process's control group itself. The command looks
 //! once, so it knows the room, and no growth.
 
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
 
 use anyhow::anyhow;
@@ -18,17 +19,26 @@ use super::subject::within;
 /// Longest time that a look takes. Files of `/proc` may wait for the process.
 const TIME: Duration = Duration::from_secs(1);
 
+/// Number of looks that have not ended. Each holds a thread, which may be stuck in the kernel.
+static UNFINISHED: AtomicUsize = AtomicUsize::new(0);
+
+/// The most unfinished looks. `neap top` looks at each reading.
+const UNFINISHED_MAX: usize = 4;
+
 /// Replaces the numbers of the container by those of now, if the limit of the process follows the
 /// container, and a limit is visible.
 pub(crate) fn refresh(process: &ProcessStatus, page: &mut Page) {
     let follows = page.object.get("container").is_some_and(Value::is_object);
-    if !follows || process.allowance.is_over() {
+    if !follows || process.allowance.is_over() || UNFINISHED.load(Relaxed) >= UNFINISHED_MAX {
         return;
     }
     let pid = process.pid as u32;
+    UNFINISHED.fetch_add(1, Relaxed);
     let room = within(TIME, "its container", move || {
         let mut sensor = Box::new(Sensor::new(Subject::Other(pid)));
-        sensor.look(&System::new()).room().copied().ok_or_else(|| anyhow!("no limit is visible"))
+        let room = sensor.look(&System::new()).room().copied();
+        UNFINISHED.fetch_sub(1, Relaxed);
+        room.ok_or_else(|| anyhow!("no limit is visible"))
     });
     // A process that still runs had this number during the look.
     if let Ok(room) = room
