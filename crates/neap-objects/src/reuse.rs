@@ -64,6 +64,10 @@ const UNUSED_BYTES_MIN: u64 = 4 << 20;
 /// The most bytes that a call releases.
 const RELEASED_BYTES_MAX: u64 = 16 << 20;
 
+/// Bytes of the longest request that may grow the process without a check, if the process has not
+/// grown since the last check.
+const UNCHECKED_BYTES_MAX: u64 = 16 << 20;
+
 /// Nanoseconds that a sweep waits for the thread that drains CPUs for it.
 const HELPER_WAIT_NS: u64 = 1_000_000;
 
@@ -88,11 +92,16 @@ pub(crate) struct Reuse {
     ended: AtomicU64,
     /// Bytes returned to slabs by the sweep so far.
     done: AtomicU64,
-    counters: [AtomicU64; 4],
+    /// The first fields of [`ReuseNumbers`].
+    counters: [AtomicU64; 5],
     /// The growth up to the last release of scattered pages.
     replaced: AtomicU64,
     /// The growth up to the last check.
     checked: AtomicU64,
+    /// Pages of the request for which the last check began no sweep. Until the process grows,
+    /// requests as long or shorter need no check. 0 if the request was longer than
+    /// [`UNCHECKED_BYTES_MAX`].
+    refused: AtomicU64,
     /// The fields of [`GrowthBeside`].
     beside: [AtomicU64; 3],
 }
@@ -108,6 +117,8 @@ pub struct ReuseNumbers {
     pub grown: u64,
     /// Free pages released since they lay too scattered to serve.
     pub released: u64,
+    /// Number of checks for a sweep. Each locks all class caches.
+    pub checks: u64,
     /// Growth although much memory was unused.
     pub beside: GrowthBeside,
 }
@@ -147,9 +158,10 @@ impl Reuse {
             began: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             done: AtomicU64::new(0),
-            counters: [const { AtomicU64::new(0) }; 4],
+            counters: [const { AtomicU64::new(0) }; 5],
             replaced: AtomicU64::new(0),
             checked: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             beside: [const { AtomicU64::new(0) }; 3],
         }
     }
@@ -190,10 +202,7 @@ impl<P: Platform> Objects<P> {
         if self.reuse.stage.load(Relaxed) == IDLE {
             // A request longer than a step is due even if nothing has grown since the last check.
             let has_grown = self.pages.grown() != self.reuse.checked.load(Relaxed);
-            if !has_grown && let Some(taken) = take() {
-                return Some(taken);
-            }
-            if !self.begin_sweep() {
+            if !has_grown && u64::from(pages) <= self.reuse.refused.load(Relaxed) || !self.begin_sweep(pages) {
                 return None;
             }
         }
@@ -219,14 +228,18 @@ impl<P: Platform> Objects<P> {
         taken.or_else(take)
     }
 
-    /// Begins a sweep if growth has passed the quantum; otherwise puts the next check off.
-    fn begin_sweep(&self) -> bool {
+    /// Begins a sweep for `pages` pages if growth has passed the quantum; otherwise puts the next
+    /// check off.
+    fn begin_sweep(&self, pages: u32) -> bool {
         let (reuse, grown) = (&self.reuse, self.pages.grown());
         let since = grown.saturating_sub(reuse.ended.load(Relaxed)) << self.pages.page_shift();
+        reuse.counters[4].fetch_add(1, Relaxed);
         let unused = self.unused();
         // A program that keeps free chunks wants its memory to stay where it is.
         if self.pages.keeps_chunks() || self.quantum(&unused).is_none_or(|quantum| since < quantum) {
             self.put_off(&unused);
+            let is_short = u64::from(pages) <= UNCHECKED_BYTES_MAX >> self.pages.page_shift();
+            reuse.refused.store(if is_short { pages.into() } else { 0 }, Relaxed);
             return false;
         }
         reuse.began.store(grown, Relaxed);
@@ -447,8 +460,9 @@ impl<P: Platform> Objects<P> {
 
     /// The statistics of reuse so far.
     pub fn reuse_numbers(&self) -> ReuseNumbers {
-        let [sweeps, objects, grown, released] = self.reuse.counters.each_ref().map(|counter| counter.load(Relaxed));
+        let counters = self.reuse.counters.each_ref().map(|counter| counter.load(Relaxed));
+        let [sweeps, objects, grown, released, checks] = counters;
         let [free_pages, barns, slabs] = self.reuse.beside.each_ref().map(|pages| pages.load(Relaxed));
-        ReuseNumbers { sweeps, objects, grown, released, beside: GrowthBeside { free_pages, barns, slabs } }
+        ReuseNumbers { sweeps, objects, grown, released, checks, beside: GrowthBeside { free_pages, barns, slabs } }
     }
 }

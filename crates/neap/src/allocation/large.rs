@@ -295,6 +295,31 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
+    /// Only growth can make a sweep worth while, unless it is that of a very long request.
+    #[test]
+    fn run_that_grows_nothing_is_not_checked_again() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let core = mm.core().unwrap();
+        let pairs = |size: usize, times: usize| {
+            let before = core.objects.reuse_numbers().checks;
+            // SAFETY: the block is this test's, and is freed once.
+            (0..times).for_each(|_| unsafe { mm.free(mm.allocate(size)) });
+            core.objects.reuse_numbers().checks - before
+        };
+        let held = mm.allocate(5000);
+        for size in [3_000_000, 5_000_000, 3_000_000, 15_000_000] {
+            pairs(size, 3);
+            assert_eq!(pairs(size, 100), 0, "runs of {size} bytes");
+        }
+        // SAFETY: the block is this test's, and no thread uses the manager any more.
+        unsafe {
+            mm.free(held);
+            mm.close();
+        }
+    }
+
     /// A sweep takes what it has made free from the zone. A run that the CPU caches comes first.
     #[test]
     fn cached_run_is_taken_during_a_sweep() {
