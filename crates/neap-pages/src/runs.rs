@@ -85,10 +85,11 @@ impl Buddy {
 
     /// Removes `pages` pages in a row, at most a chunk. The row consists of blocks with memory that
     /// are smaller than the run. Does so only if no wholly backed block holds the run. One of the
-    /// row's blocks must be among the first few free blocks of half the size.
+    /// row's blocks must be among the first free blocks of half the size.
     fn take_joined(&mut self, pages: u32, align: u32) -> Option<Pfn> {
-        /// Number of blocks examined.
-        const EXAMINED_BLOCKS_MAX: usize = 8;
+        /// Number of blocks examined. With 8, programs that allocate runs of random lengths took a
+        /// tenth more memory; with 2000, they took no less.
+        const EXAMINED_BLOCKS_MAX: usize = 64;
         let order = Order::holding(pages);
         if align > 1 || pages > CHUNK || order.0 < 2 || self.backed_free < pages || self.has_backed(order) {
             return None;
