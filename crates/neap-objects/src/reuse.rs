@@ -61,6 +61,9 @@ const FIRST_CHECK_PAGES: u64 = 512;
 /// Unused bytes below which no sweep begins. New slabs of many classes have as much.
 const UNUSED_BYTES_MIN: u64 = 4 << 20;
 
+/// Pages of the longest run that is no longer than a slab.
+const SHORT_RUN_PAGES_MAX: u32 = 64;
+
 /// The most bytes that a call releases.
 const RELEASED_BYTES_MAX: u64 = 16 << 20;
 
@@ -312,24 +315,28 @@ impl<P: Platform> Objects<P> {
         self.pages.backed_free_pages() > self.pages.resident() / 16
     }
 
-    /// Releases free pages that the sweep has not joined to `pages` pages in a row: at most half as
-    /// many as the process has grown since the last release. A program that allocates runs of
-    /// random lengths soon needs some of these pages again. It would grow for ever if releases made
-    /// up for all growth. Does nothing if this would interrupt an isolated CPU.
+    /// Releases free pages that the sweep has not joined to `pages` pages in a row. The growth that
+    /// follows replaces them. Does nothing if this would interrupt an isolated CPU.
+    ///
+    /// For a long run, releases at most half as many as the process has grown since the last such
+    /// release. A program that allocates runs of random lengths soon needs some of these pages
+    /// again. It would grow for ever if releases made up for all growth.
     fn release_scattered(&self, pages: u32) {
         let (free, resident) = (self.pages.backed_free_pages(), self.pages.resident());
         // A run longer than all free pages may use these itself.
         if free < u64::from(pages) || !self.is_scattered() {
             return;
         }
-        let grown = self.pages.grown();
-        let most = grown.saturating_sub(self.reuse.replaced.load(Relaxed)) / 2;
-        if most < STEP_BYTES_MIN >> self.pages.page_shift() {
-            return;
+        let mut most = RELEASED_BYTES_MAX >> self.pages.page_shift();
+        if pages > SHORT_RUN_PAGES_MAX {
+            let grown = self.pages.grown();
+            most = most.min(grown.saturating_sub(self.reuse.replaced.load(Relaxed)) / 2);
+            if most < STEP_BYTES_MIN >> self.pages.page_shift() {
+                return;
+            }
+            self.reuse.replaced.store(grown, Relaxed);
         }
-        self.reuse.replaced.store(grown, Relaxed);
         if !self.is_isolated_cpu_in_use() {
-            let most = most.min(RELEASED_BYTES_MAX >> self.pages.page_shift());
             let near = self.pages.node(self.pages.nearest(&self.platform));
             let mut released = 0;
             // A small program would lose all its huge pages.
