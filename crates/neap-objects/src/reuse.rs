@@ -61,8 +61,8 @@ const FIRST_CHECK_PAGES: u64 = 512;
 /// Unused bytes below which no sweep begins. New slabs of many classes have as much.
 const UNUSED_BYTES_MIN: u64 = 4 << 20;
 
-/// Pages of the longest run that is no longer than a slab.
-const SHORT_RUN_PAGES_MAX: u32 = 64;
+/// Bytes of the longest request that is no longer than the largest slab.
+const SHORT_BYTES_MAX: u64 = 256 << 10;
 
 /// The most bytes that a call releases.
 const RELEASED_BYTES_MAX: u64 = 16 << 20;
@@ -172,6 +172,7 @@ impl Reuse {
 
 /// Bytes that are resident and not in use, but for those on the stacks of CPUs.
 struct Unused {
+    /// All resident bytes, in use or not.
     resident: u64,
     free_pages: u64,
     in_barns: u64,
@@ -328,7 +329,7 @@ impl<P: Platform> Objects<P> {
             return;
         }
         let mut most = RELEASED_BYTES_MAX >> self.pages.page_shift();
-        if pages > SHORT_RUN_PAGES_MAX {
+        if u64::from(pages) > SHORT_BYTES_MAX >> self.pages.page_shift() {
             let grown = self.pages.grown();
             most = most.min(grown.saturating_sub(self.reuse.replaced.load(Relaxed)) / 2);
             if most < STEP_BYTES_MIN >> self.pages.page_shift() {
