@@ -295,12 +295,18 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
+    /// A manager that publishes nothing.
+    fn opened(machine: Virtual) -> Box<Mm<Virtual>> {
+        let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(machine, &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        mm
+    }
+
     /// Only growth can make a sweep worth while, unless it is that of a very long request.
     #[test]
     fn run_that_grows_nothing_is_not_checked_again() {
-        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        // SAFETY: the manager stays in its box.
-        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let mut mm = opened(Virtual::new(4096, 1));
         let core = mm.core().unwrap();
         let pairs = |size: usize, times: usize| {
             let before = core.objects.reuse_numbers().checks;
@@ -323,9 +329,7 @@ mod tests {
     /// A sweep takes what it has made free from the zone. A run that the CPU caches comes first.
     #[test]
     fn cached_run_is_taken_during_a_sweep() {
-        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        // SAFETY: the manager stays in its box.
-        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let mut mm = opened(Virtual::new(4096, 1));
         let core = mm.core().unwrap();
         // SAFETY: each block is this test's, and is freed once.
         let free = |block: *mut u8| unsafe { mm.free(block) };
@@ -351,10 +355,7 @@ mod tests {
     /// The system gives huge pages to every mapping, and moves one mapping at a time.
     #[test]
     fn a_run_with_huge_pages_moves_and_has_them_afterwards() {
-        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        let machine = Virtual::new(4096, 1).with_huge_pages_for_all();
-        // SAFETY: the manager stays in its box.
-        unsafe { mm.open(machine, &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let mut mm = opened(Virtual::new(4096, 1).with_huge_pages_for_all());
         let platform = &mm.core().unwrap().objects.platform;
         let mut run = mm.allocate(9 * MIB);
         for (moves, refused) in [(1, false), (2, false), (2, true)] {
@@ -415,9 +416,7 @@ mod tests {
     /// The system unmaps the target of a refused move, and refuses to map it again.
     #[test]
     fn lost_move_target_is_not_allocated_again() {
-        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        // SAFETY: the manager stays in its box.
-        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let mut mm = opened(Virtual::new(4096, 1));
         let core = mm.core().unwrap();
         let platform = &core.objects.platform;
         let run = mm.allocate(4 * MIB);
@@ -523,9 +522,7 @@ mod tests {
     #[test]
     fn runs_move_however_often_others_moved_to_the_same_places() {
         const MOVES: usize = 20_000;
-        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        // SAFETY: the manager stays in its box.
-        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let mut mm = opened(Virtual::new(4096, 1));
         let core = mm.core().unwrap();
         let mut run = mm.allocate(MIB / 2);
         (0..MOVES).for_each(|_| run = core.move_run(&mm.gate.enter(0), run, MIB / 2, 16).unwrap());
@@ -540,9 +537,7 @@ mod tests {
     /// `zero_run` writes zeroes to a short used part of a run, and drops the memory of a long one.
     #[test]
     fn zeroes_touch_no_page_that_has_no_memory() {
-        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        // SAFETY: the manager stays in its box.
-        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let mut mm = opened(Virtual::new(4096, 1));
         assert!(mm.keep_free(u64::MAX), "frees give nothing back");
         let platform = &mm.core().unwrap().objects.platform;
         let check = |run: *mut u8, bytes: usize| {

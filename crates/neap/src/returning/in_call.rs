@@ -320,6 +320,13 @@ mod tests {
         most
     }
 
+    /// Allocates a block, and frees it.
+    fn pair(mm: &Mm<Virtual>, size: usize) {
+        let block = mm.allocate(size);
+        // SAFETY: the block is this function's.
+        unsafe { mm.free(block) };
+    }
+
     #[test]
     fn first_burst_leaves_little_whatever_its_order() {
         let sizes = [16, 64, 512, 5000, 20_000, 100_000, 3 << 20];
@@ -347,19 +354,14 @@ mod tests {
     fn free_that_is_allocated_again_puts_the_look_off() {
         let mm = open(Virtual::new(4096, 1));
         let core = mm.core().unwrap();
-        let pair = |size: usize| {
-            let block = mm.allocate(size);
-            // SAFETY: the block is this test's.
-            unsafe { mm.free(block) };
-        };
         let held = [64, 5000, 100_000].map(|size| mm.allocate(size));
-        (0..20).for_each(|_| pair(4 << 20));
+        (0..20).for_each(|_| pair(&mm, 4 << 20));
         {
             // A look that finds the numbers held does nothing, and the next free looks again.
             let inside = mm.gate.enter(0);
             let _numbers = core.in_call.learned.try_lock(&inside).unwrap();
             for size in [4 << 20, 1 << 20, 100_000, 6 << 20] {
-                (0..1000).for_each(|_| pair(size));
+                (0..1000).for_each(|_| pair(&mm, size));
                 assert!(!core.in_call.is_due(), "blocks of {size} bytes");
             }
         }
@@ -376,21 +378,16 @@ mod tests {
     fn large_run_that_is_allocated_again_and_again_keeps_its_memory() {
         let mm = open(Virtual::new(4096, 1));
         let core = mm.core().unwrap();
-        let pair = |size: usize| {
-            let block = mm.allocate(size);
-            // SAFETY: the block is this test's.
-            unsafe { mm.free(block) };
-        };
         for size in [20 << 20, 100 << 20] {
-            (0..10).for_each(|_| pair(size));
+            (0..10).for_each(|_| pair(&mm, size));
             let released = core.objects.platform.released_bytes();
-            (0..100).for_each(|_| pair(size));
+            (0..100).for_each(|_| pair(&mm, size));
             let released = core.objects.platform.released_bytes() - released;
             assert!(released < 2 * MIB, "{released} bytes of 100 blocks of {size}");
         }
         // An eighth of what was kept goes each second, and calls look after some frees.
         core.objects.platform.advance(100 * SECOND);
-        (0..30).for_each(|_| pair(11 << 20));
+        (0..30).for_each(|_| pair(&mm, 11 << 20));
         assert!(resident(&mm) < 16 * MIB, "{} bytes after a while", resident(&mm));
         close(mm);
     }
@@ -451,8 +448,7 @@ mod tests {
         (0..3).for_each(|_| _ = burst(mm, 64 * MIB, 100_000, 0, 1));
         for _ in 0..6 {
             mm.core().unwrap().objects.platform.advance(300_000_000);
-            // SAFETY: each run was allocated by the call before, and is freed once.
-            (0..100).for_each(|_| unsafe { mm.free(mm.allocate(50_000)) });
+            (0..100).for_each(|_| pair(mm, 50_000));
         }
     }
 
