@@ -39,7 +39,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 
 use crate::library;
@@ -328,6 +328,21 @@ impl Session {
             ratios: Vec::new(),
         };
         session.found.versions.insert("glibc".to_string(), session.machine.glibc.clone());
+        Ok(session)
+    }
+
+    /// Makes a session over the preload library beside this executable. Each variant has a name and
+    /// a value of the variable `NEAP`. There are no peers.
+    pub(crate) fn of_settings(bench: &'static str, variants: &[(&'static str, &'static str)]) -> Result<Session> {
+        let names: Vec<_> = variants.iter().map(|(name, _)| *name).collect();
+        let mut session = Session::of_parts(bench, &names)?;
+        let library = library::find(&session.executable)?;
+        let library = library.canonicalize().with_context(|| format!("cannot resolve {}", library.display()))?;
+        library::check_preloadable(&library)?;
+        for (variant, (_, value)) in session.found.variants.iter_mut().zip(variants) {
+            variant.library = Some(library.clone());
+            variant.environment = vec![("NEAP", value)];
+        }
         Ok(session)
     }
 

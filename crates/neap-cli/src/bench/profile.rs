@@ -22,7 +22,6 @@ use anyhow::{Context, Result, ensure};
 
 use super::programs::{self, Program, Scratch, cpu_seconds};
 use super::{Options, Session, Workload};
-use crate::library;
 use crate::profile::{self, ChosenSamples, Profile, ProfileView};
 use crate::report::{cell, table};
 use crate::statistics::{geometric_mean, summary};
@@ -39,14 +38,7 @@ const ATTRIBUTION: &str = "sites";
 const PROGRAMS: [&str; 3] = ["python-lists", "lua", "redis"];
 
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
-    let mut session = Session::of_parts("profile", &["neap", SAMPLED])?;
-    let library = library::find(&session.executable)?;
-    let library = library.canonicalize().with_context(|| format!("cannot resolve {}", library.display()))?;
-    library::check_preloadable(&library)?;
-    for variant in &mut session.found.variants {
-        variant.library = Some(library.clone());
-        variant.environment = vec![("NEAP", if variant.name == SAMPLED { "profile:on" } else { "profile:off" })];
-    }
+    let mut session = Session::of_settings("profile", &[("neap", "profile:off"), (SAMPLED, "profile:on")])?;
     let scratch = Scratch::new(options.quick)?;
     let wanted: Vec<String> = match &options.programs[..] {
         [] => PROGRAMS.map(String::from).into(),

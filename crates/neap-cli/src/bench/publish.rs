@@ -16,7 +16,6 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, Result};
 
 use super::{Options, Session, Workload};
-use crate::library;
 use crate::process::Process;
 use crate::report::{cell, table};
 use crate::statistics::{Summary, summary};
@@ -32,14 +31,8 @@ const EVERY: Duration = Duration::from_millis(100);
 const LIMIT: Duration = Duration::from_secs(120);
 
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
-    let mut session = Session::of_parts("publish", &["neap", READ, UNPUBLISHED])?;
-    let library = library::find(&session.executable)?;
-    let library = library.canonicalize().with_context(|| format!("cannot resolve {}", library.display()))?;
-    library::check_preloadable(&library)?;
-    for variant in &mut session.found.variants {
-        variant.library = Some(library.clone());
-        variant.environment = vec![("NEAP", if variant.name == UNPUBLISHED { "stat:off" } else { "stat:on" })];
-    }
+    let mut session =
+        Session::of_settings("publish", &[("neap", "stat:on"), (READ, "stat:on"), (UNPUBLISHED, "stat:off")])?;
     let seconds = options.amount(30).to_string();
     let workload = Workload {
         unit: "share of a core",
