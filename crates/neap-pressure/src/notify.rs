@@ -111,7 +111,8 @@ impl Notify for System {
     }
 
     fn wait(&self, file: &OwnedFd, wanted: Ready, milliseconds: u32) -> Result<Ready, Errno> {
-        let mut polled = [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::from_bits_retain(wanted.0 as u16))];
+        // The flags have 16 bits, signed or not by the back end of rustix.
+        let mut polled = [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::from_bits_retain(wanted.0 as _))];
         let time =
             Timespec { tv_sec: i64::from(milliseconds / 1000), tv_nsec: i64::from(milliseconds % 1000) * 1_000_000 };
         match poll(&mut polled, Some(&time)) {
