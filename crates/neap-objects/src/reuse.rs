@@ -339,13 +339,14 @@ impl<P: Platform> Objects<P> {
         }
         if !self.is_isolated_cpu_in_use() {
             let near = self.pages.node(self.pages.nearest(&self.platform));
-            let mut released = 0;
-            // A small program would lose all its huge pages.
-            let parts_kept = (resident / 32).max(UNUSED_BYTES_MIN >> self.pages.page_shift());
-            for (kept, effort) in [(resident / 32, Effort::Whole), (parts_kept, Effort::Sparing)] {
-                let wanted = free.saturating_sub(kept).min(most).saturating_sub(released) as u32;
-                released += u64::from(near.release(&self.platform, wanted, effort, &|| false).released);
-            }
+            let release = |kept: u64, most: u64, effort| {
+                let wanted = free.saturating_sub(kept).min(most) as u32;
+                u64::from(near.release(&self.platform, wanted, effort, &|| false).released)
+            };
+            let whole = release(resident / 32, most, Effort::Whole);
+            let kept = (resident / 32).max(UNUSED_BYTES_MIN >> self.pages.page_shift());
+            let parts = most.saturating_sub(whole).min(self.pages.beyond_small());
+            let released = whole + release(kept + whole, parts, Effort::Sparing);
             self.reuse.counters[3].fetch_add(released, Relaxed);
         }
     }

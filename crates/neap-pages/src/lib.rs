@@ -70,6 +70,7 @@ mod run_cache;
 mod runs;
 mod settings;
 mod shape;
+mod small_heap;
 mod statistics;
 mod tables;
 mod units;

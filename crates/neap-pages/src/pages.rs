@@ -25,7 +25,7 @@ use crate::run_cache::{CachedRun, LONGEST, Runs};
 use crate::shape::{EarlyTables, MARKED};
 use crate::statistics::{Needs, Statistics};
 use crate::tables::OWN_TABLES;
-use crate::units::{Block, CHUNK, CHUNK_ORDER, Exhausted, LISTED_ORDERS};
+use crate::units::{Block, CHUNK, CHUNK_ORDER, Exhausted, HUGE, LISTED_ORDERS};
 use crate::zone::{Touched, Wanted, Zone};
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -272,10 +272,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (mut is_huge, mut room) = (false, u32::MAX);
         let run = self.acquire(platform, wanted, |buddy, most| {
             room = most.saturating_sub(pages);
-            let run = buddy.allocate_run(pages, align_pages)?;
             let resident = buddy.managed - buddy.free + buddy.backed_free;
+            is_huge = self.arena.is_worth_huge(pages, resident.saturating_add(pages));
+            // The run begins at a huge page, so its first pages are part of one.
+            let aligned = is_huge.then(|| buddy.allocate_run(pages, align_pages.max(HUGE.pages()))).flatten();
+            let run = aligned.or_else(|| buddy.allocate_run(pages, align_pages))?;
             // Pages that have memory already do not become huge pages.
-            is_huge = self.arena.is_worth_huge(pages, resident) && buddy.count_backed(run.pfn, pages) < pages;
+            is_huge &= buddy.count_backed(run.pfn, pages) < pages;
             Some(run)
         })?;
         if is_huge {
@@ -462,6 +465,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Resident pages, used and free.
     pub fn resident(&self) -> u32 {
         self.zone.lock().resident()
+    }
+
+    /// The most pages that were resident so far.
+    pub(crate) fn peak(&self) -> u32 {
+        self.zone.peak()
     }
 
     /// Free pages of the zone. Handed-out, listed and travelling pages do not count.

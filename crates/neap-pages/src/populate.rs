@@ -40,8 +40,8 @@ pub(crate) const LARGEST: Order = Order(8);
 /// With at least this many pages in use or backed, beyond the pages that lists keep, threads
 /// populate blocks: 3 MiB.
 const FLOOR_PAGES: u32 = 768;
-/// The fewest pages in use or backed with which a block of [`Touched::one_more`] is populated: 2
-/// MiB.
+/// The fewest pages in use or backed with which a block of [`Touched::one_more`] is populated, and
+/// any block once the zone has populated one: 2 MiB.
 const BULK_FLOOR_PAGES: u32 = 512;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH_BLOCKS_MAX: u32 = 64;
@@ -68,7 +68,7 @@ const SKIPPED_AFTER_REFUSAL: u32 = 256;
 pub(crate) struct Population {
     /// Whether there are huge pages and they are wanted.
     enabled: bool,
-    /// The fewest pages in use or backed with which any block is populated.
+    /// The fewest pages in use or backed with which the first block is populated.
     floor: u32,
     /// Number of pages that threads are populating.
     busy: u32,
@@ -135,7 +135,8 @@ impl Inner {
     pub(crate) fn step_to_populate(&mut self, block: Touched, steps: &AtomicU32) -> Option<Step> {
         let Touched { order, one_more, early } = block;
         let resident = self.used() + self.buddy.backed_free;
-        let floor = if one_more { BULK_FLOOR_PAGES } else { self.population.floor };
+        let has_begun = self.population.pages > 0;
+        let floor = if one_more || has_begun { BULK_FLOOR_PAGES } else { self.population.floor };
         let fits = self.resident_room() >= HUGE.pages();
         if !self.population.enabled || order > LARGEST || resident < floor || !fits {
             return None;
@@ -425,6 +426,19 @@ mod tests {
         let zero = || o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap().zero;
         assert_eq!((0..8).filter(|_| zero()).count(), PIECE_PAGES_MAX as usize / 32, "blocks out of pieces");
         assert_eq!(o.pages.statistics().populated, 1024);
+        o.pages.verify().unwrap();
+    }
+
+    /// A heap with huge pages does not go on with small ones, whatever lists may keep.
+    #[test]
+    fn any_block_comes_from_huge_pages_once_there_is_one() {
+        let machine = Virtual::new(4096, 1);
+        let o = opened_with_a_huge_page(&machine);
+        while o.pages.statistics().populated < 1024 {
+            o.pages.allocate_block(&machine, Order(4)).unwrap();
+            let inner = o.pages.zone.lock();
+            assert!(inner.resident() < inner.population.floor, "{} pages are resident", inner.resident());
+        }
         o.pages.verify().unwrap();
     }
 

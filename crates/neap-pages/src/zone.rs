@@ -209,6 +209,8 @@ pub(crate) struct Zone {
     beyond: AtomicU32,
     /// Counts since the start; written under the lock.
     totals: ZoneTotals,
+    /// The most pages that were resident so far; written under the lock.
+    peak: AtomicU32,
     /// Number of times that the lock was found held.
     waits: AtomicU32,
     #[cfg(feature = "lab")]
@@ -240,6 +242,7 @@ impl Zone {
             draining: AtomicU32::new(0),
             beyond: AtomicU32::new(0),
             totals: ZoneTotals::default(),
+            peak: AtomicU32::new(0),
             waits: AtomicU32::new(0),
             #[cfg(feature = "lab")]
             meter: crate::meter::Meter::default(),
@@ -415,7 +418,14 @@ impl Zone {
     pub(crate) fn count_growth(&self, inner: &Inner, pages: u64) {
         if pages > 0 {
             self.change_totals(inner, |totals| add(&totals.grown, pages));
+            // Relaxed: a heuristic reads it.
+            self.peak.store(self.peak.load(Relaxed).max(inner.resident()), Relaxed);
         }
+    }
+
+    /// The most pages that were resident so far.
+    pub(crate) fn peak(&self) -> u32 {
+        self.peak.load(Relaxed)
     }
 
     /// Pages on their way from a CPU's list into the buddy.

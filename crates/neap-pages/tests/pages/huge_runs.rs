@@ -181,6 +181,21 @@ fn madvise_run_gets_huge_pages_if_shorter_than_the_rest() {
     o.pages.verify().unwrap();
 }
 
+/// In front of a run's block lie free pages. The run begins in them only if it has no huge pages.
+#[test]
+fn run_with_huge_pages_begins_at_one() {
+    for (shape, begins_at_one) in [(huge(), true), (shape(None), false)] {
+        let machine = Virtual::new(4096, 1);
+        let o = Opened::new(&machine, &shape).unwrap();
+        let take = |pages| o.pages.allocate_run(&machine, pages, 1).unwrap().pfn;
+        let runs = [2 * CHUNK, PART / 4, PART].map(|pages| (take(pages), pages));
+        assert_eq!(runs[2].0.0.is_multiple_of(PART), begins_at_one, "{runs:?}");
+        assert_eq!(o.pages.huge_runs(), u32::from(begins_at_one));
+        runs.into_iter().for_each(|(run, pages)| o.pages.free_run(&machine, run, pages));
+        o.pages.verify().unwrap();
+    }
+}
+
 /// Pages released from memory that may be huge are made small first, and do not allow huge pages
 /// when they go.
 #[test]

@@ -353,6 +353,29 @@ mod tests {
     }
 
     /// The system gives huge pages to every mapping, and moves one mapping at a time.
+    /// Free pages between runs in use cannot serve longer runs. Growth replaces all of them in a
+    /// large heap, and none that are parts of huge pages in a small one.
+    #[test]
+    fn growth_keeps_the_huge_pages_of_a_small_heap() {
+        for (live, is_kept) in [(21 * MIB, true), (64 * MIB, false)] {
+            let mut mm = opened(Virtual::new(4096, 1));
+            let core = mm.core().unwrap();
+            // SAFETY: each block is this test's, and is freed once.
+            let free = |block: *mut u8| unsafe { mm.free(block) };
+            // Frees release nothing.
+            core.in_call.note_look(1 << 60, 0, 0, 0);
+            let runs: Vec<_> = (0..live / 40_960).map(|_| mm.allocate(40_000)).collect();
+            runs.iter().step_by(2).for_each(|run| free(*run));
+            let longer: Vec<_> = (0..3).map(|_| mm.allocate(5 * MIB / 2)).collect();
+            let released = core.objects.reuse_numbers().released << 12;
+            // The first pages of a heap are small.
+            assert_eq!(released <= 9 * MIB as u64 / 2, is_kept, "{released} bytes of {live}");
+            runs.into_iter().skip(1).step_by(2).chain(longer).for_each(free);
+            // SAFETY: no thread uses the manager any more.
+            unsafe { mm.close() };
+        }
+    }
+
     #[test]
     fn a_run_with_huge_pages_moves_and_has_them_afterwards() {
         let mut mm = opened(Virtual::new(4096, 1).with_huge_pages_for_all());

@@ -18,6 +18,10 @@
 //! Single pages are released when the live bytes no longer shrink and the surplus is more than half
 //! of them. They are also released at the end of a burst ([`Learned::is_late`]).
 //!
+//! A heap that never was larger than a small one
+//! ([`NodePages::was_always_small`](neap_pages::NodePages::was_always_small)) returns whole huge
+//! pages alone. They are worth more than the little that it keeps.
+//!
 //! A look reads every class cache. Before that, the free adds the free pages, which it can read at
 //! once, to the free objects of the last look and those freed since. If that sum is below the bound
 //! of a look within a second, the program has allocated again what it freed, and the look is put
@@ -69,6 +73,8 @@ const REFUSED: u64 = 64 << 20;
 /// The smallest free blocks that calls release while a burst is being freed: 16 pages. A call for
 /// each page would cost more than the page is worth, and blocks grow as their neighbours come free.
 const LEAST: Order = Order(4);
+/// The smallest free blocks that calls release of a small heap: whole huge pages.
+const WHOLE: Order = Order(9);
 /// Page lists with this many pages or fewer in all are not worth draining.
 const FEW_LISTED: u64 = 64;
 
@@ -132,8 +138,13 @@ impl<P: Platform> Core<P> {
         if surplus > high && !platform.is_isolated_cpu_in_use() {
             let most = (surplus - low).min(CALL_BYTES_MAX + own);
             let has_settled = learned.has_settled(live, now);
-            let scattered = has_settled && surplus > live / 2 || learned.is_late(surplus, pinning);
-            let least = if scattered { Order(0) } else { LEAST };
+            let is_small = self.objects.pages.was_always_small();
+            let scattered = !is_small && (has_settled && surplus > live / 2 || learned.is_late(surplus, pinning));
+            let least = match (scattered, is_small) {
+                (true, _) => Order(0),
+                (false, true) => WHOLE,
+                (false, false) => LEAST,
+            };
             let worked = self.work_down(&inside, most, least, &|| mm.gate.is_closed());
             learned.give(worked.gone, now);
             let rest = surplus.saturating_sub(worked.gone);
@@ -141,6 +152,8 @@ impl<P: Platform> Core<P> {
                 REFUSED
             } else if worked.more {
                 0
+            } else if rest > high && is_small {
+                STEP
             } else if rest > high {
                 learned.after_stuck(rest, pinning, worked.gone)
             } else {
@@ -271,9 +284,13 @@ mod tests {
     }
 
     fn open_with(machine: Virtual, limit: u64) -> Box<Mm<Virtual>> {
+        opened_by(machine, &Options { limit, ..Options::DEFAULT })
+    }
+
+    fn opened_by(machine: Virtual, options: &Options) -> Box<Mm<Virtual>> {
         let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         // SAFETY: the manager stays in its box.
-        unsafe { mm.open(machine, &Options { stat: false, limit, ..Options::DEFAULT }) }.unwrap();
+        unsafe { mm.open(machine, &Options { stat: false, ..*options }) }.unwrap();
         mm
     }
 
@@ -345,6 +362,24 @@ mod tests {
             assert!(most <= CALL_BYTES_MAX + size as u64 + MIB, "{most} bytes by one free of {case}");
             // SAFETY: allocated above, and freed once.
             unsafe { mm.free(held) };
+            close(mm);
+        }
+    }
+
+    /// What a garbage collector frees is allocated again. Small pages would serve it from then on.
+    #[test]
+    fn small_heap_keeps_its_huge_pages() {
+        for (huge, most) in [(true, 24 * MIB), (false, 12 * MIB)] {
+            let mm = opened_by(Virtual::new(4096, 1), &Options { huge, ..Options::DEFAULT });
+            let core = mm.core().unwrap();
+            burst(&mm, 18 * MIB, 64, 7, 1);
+            assert_eq!(core.objects.platform.splits(), 0);
+            assert!(resident(&mm) <= most, "{} bytes are left", resident(&mm));
+            if huge {
+                let released = core.objects.platform.released_bytes();
+                (0..10).for_each(|_| _ = burst(&mm, 18 * MIB, 64, 7, 1));
+                assert_eq!(core.objects.platform.released_bytes(), released);
+            }
             close(mm);
         }
     }
