@@ -17,10 +17,21 @@ impl Machine {
         }
     }
 
+    /// A load of the newest value.
     fn load(&self, s: &State, t: usize, word: usize) -> u8 {
         let is_of = |entry: &&u16| **entry != 0 && stored_word(**entry) == word;
         let newest = s.buf[s.thr[t].cpu as usize].iter().rfind(is_of);
         newest.map_or(s.mem[word], |entry| (entry & 15) as u8)
+    }
+
+    /// A load that may miss the newest `may_miss` changes: the value with number `branch`, and the
+    /// changes missed; `None` if there is no such value.
+    fn load_early(&self, s: &State, t: usize, word: usize, may_miss: u8, branch: u8) -> Option<(u8, u8)> {
+        let cpu = s.thr[t].cpu as usize;
+        if s.buf[cpu].iter().any(|&entry| entry != 0 && stored_word(entry) == word) {
+            return (branch == 0).then(|| (self.load(s, t, word), may_miss));
+        }
+        s.value(cpu, word, may_miss, branch)
     }
 
     /// Puts a store, with [`RELEASE`] or 0, into the buffer of the thread's CPU; false if that is
@@ -80,6 +91,32 @@ impl Machine {
         s.thr[t].hand |= 1 << object & !1;
     }
 
+    /// The word that a line loads without order or by an acquire, and the changes that it may miss;
+    /// `None` for other lines.
+    fn early(&self, s: &mut State, t: usize, row: usize) -> Option<(usize, u8)> {
+        let f = s.thr[t].now;
+        let may_miss = s.thr[t].may_miss;
+        let with_row = if self.scenario.mutant == Mutant::RegionWithoutRow { may_miss } else { f.p_missed };
+        match self.program.lines[f.pc as usize].instr {
+            Instr::LoadRow if f.c as usize >= ROWS && self.scenario.mutant != Mutant::NoOtherEntries => None,
+            Instr::LoadRow => Some((row, may_miss)),
+            Instr::LoadCount | Instr::LoadCountDown(_) => Some((count_of(f.p, f.k), with_row)),
+            Instr::CheckRoom(_) => Some((count_of(f.p, f.k) + 1, with_row)),
+            Instr::CountUp => Some((count_of(f.p, f.k), f.n_missed)),
+            Instr::LoadCell => Some((self.cell(s, f.p, f.k, f.n), f.n_missed)),
+            Instr::CopyOut => Some((self.cell(s, f.p, f.k, f.n + f.i), f.n_missed)),
+            Instr::LoadSpare => Some((self.spare_of(t), may_miss)),
+            Instr::OldCount(class) => Some((count_of(f.d, class), may_miss)),
+            Instr::LoadPhase => Some((PHASE, may_miss)),
+            Instr::LoadWord(side) => Some((word_of(side, f.c, f.k), may_miss)),
+            Instr::LoadObject => Some((OBJECT, may_miss)),
+            Instr::AddUp(side) => Some((word_of(side, f.i, f.k), may_miss)),
+            Instr::LoadStock => Some((stock_of(f.p), f.p_missed)),
+            Instr::Hint if (s.thr[t].cpu as usize) < ROWS => Some((stock_of(A + s.thr[t].cpu), may_miss)),
+            _ => None,
+        }
+    }
+
     /// Executes the next line of thread `t`; false if that is not possible, or has no such branch.
     pub fn execute(&self, s: &mut State, t: usize, branch: u8, events: &mut u32) -> bool {
         let mut f = s.thr[t].now;
@@ -90,13 +127,30 @@ impl Machine {
             Instr::FenceRow | Instr::FencePlace(_) => self.scenario.fence_may_fail,
             _ => false,
         };
-        if branch == 1 && !two {
-            return false;
-        }
         // Takers and sequences may ask for a row beside those of the table. It is row 0, if
         // anything.
         let row = ROW + if (f.c as usize) < ROWS { f.c as usize } else { 0 };
         let mut seen = 0;
+        let mut loaded = 0;
+        if let Some((word, may_miss)) = self.early(s, t, row) {
+            let Some((value, missed)) = self.load_early(s, t, word, may_miss, branch) else { return false };
+            loaded = value;
+            if branch > 0 {
+                seen |= event::MISSED;
+            }
+            match line.instr {
+                Instr::LoadRow => (f.p_missed, f.n_missed) = (missed, missed),
+                Instr::LoadCount | Instr::LoadCountDown(_) => f.n_missed = missed,
+                _ => {}
+            }
+            if line.instr.acquires(self.scenario.mutant) {
+                s.thr[t].may_miss = missed;
+            }
+        } else if branch > u8::from(two) {
+            return false;
+        } else if line.instr.acquires(self.scenario.mutant) {
+            s.thr[t].may_miss = 0;
+        }
         // Whether the line succeeds; otherwise it jumps.
         let mut goes_on = true;
         // A plain store of the line: a word and its value.
@@ -115,21 +169,19 @@ impl Machine {
             }
             Instr::LoadRow => {
                 let entry = (f.c as usize) < ROWS || self.scenario.mutant == Mutant::NoOtherEntries;
-                f.p = if entry { self.load(s, t, row) } else { CLOSED_REGION };
+                f.p = if entry { loaded } else { CLOSED_REGION };
                 if f.p == CLOSED_REGION && s.frames().any(|f| self.program.lines[f.pc as usize].flags & SHUT != 0) {
-                    seen = event::CLOSED_OUT;
+                    seen |= event::CLOSED_OUT;
                 }
             }
-            Instr::LoadCount => f.n = self.load(s, t, count_of(f.p, f.k)),
+            Instr::LoadCount | Instr::LoadStock => f.n = loaded,
             Instr::LoadCountDown(many) => {
                 let less = if many { self.scenario.half() } else { 1 };
-                let count = self.load(s, t, count_of(f.p, f.k));
-                goes_on = count >= less;
-                f.n = count.saturating_sub(less);
+                goes_on = loaded >= less;
+                f.n = loaded.saturating_sub(less);
             }
             Instr::CheckRoom(many) => {
-                let capacity = self.load(s, t, count_of(f.p, f.k) + 1);
-                goes_on = if many { f.n + f.m <= capacity } else { f.n != capacity };
+                goes_on = if many { f.n + f.m <= loaded } else { f.n != loaded };
             }
             Instr::CheckClosed => goes_on = f.p != CLOSED_REGION,
             Instr::StoreCell => store = Some((self.cell(s, f.p, f.k, f.n), f.v)),
@@ -140,18 +192,11 @@ impl Machine {
             }
             Instr::StoreCountUp(many) => store = Some((count_of(f.p, f.k), f.n + if many { f.m } else { 1 })),
             Instr::StoreCountDown => store = Some((count_of(f.p, f.k), f.n)),
-            Instr::CountUp => {
-                let count = count_of(f.p, f.k);
-                store = Some((count, self.load(s, t, count).wrapping_add(1)));
-            }
+            Instr::CountUp => store = Some((count_of(f.p, f.k), loaded.wrapping_add(1))),
             Instr::StoreCapacity => store = Some((count_of(f.p, f.k) + 1, self.scenario.capacity)),
-            Instr::LoadCell => {
-                let word = self.cell(s, f.p, f.k, f.n);
-                f.t = self.load(s, t, word);
-            }
+            Instr::LoadCell => f.t = loaded,
             Instr::CopyOut => {
-                let word = self.cell(s, f.p, f.k, f.n + f.i);
-                f.b[f.i as usize] = self.load(s, t, word);
+                f.b[f.i as usize] = loaded;
                 f.i += 1;
                 goes_on = f.i == self.scenario.half();
             }
@@ -206,15 +251,15 @@ impl Machine {
                 s.mem[TAKERS] = u8::from(lock);
             }
             Instr::LoadSpare => {
-                f.s = self.load(s, t, self.spare_of(t));
+                f.s = loaded;
                 if f.s < C {
-                    seen = event::REUSED;
+                    seen |= event::REUSED;
                 }
             }
             Instr::Swap => {
                 s.drain(cpu);
                 f.d = s.mem[row];
-                s.mem[row] = CLOSED_REGION;
+                s.change(cpu, row, CLOSED_REGION);
                 goes_on = f.d != CLOSED_REGION;
                 if !goes_on {
                     seen = event::BUSY;
@@ -231,8 +276,8 @@ impl Machine {
                 }
             }
             Instr::FenceCpu(target) => self.fence(s, t, target, &mut seen),
-            Instr::OldCount(class) => {
-                f.n = self.load(s, t, count_of(f.d, class));
+            Instr::OldCount(_) => {
+                f.n = loaded;
                 goes_on = f.n > 0;
             }
             Instr::CopyCell(class) => {
@@ -272,28 +317,29 @@ impl Machine {
             }
             Instr::CloseRow(of) => {
                 s.drain(cpu);
-                let region = core::mem::replace(&mut s.mem[ROW + of as usize], CLOSED_REGION);
-                *(if of == 0 { &mut f.d } else { &mut f.s }) = region;
+                *(if of == 0 { &mut f.d } else { &mut f.s }) = s.mem[ROW + of as usize];
+                s.change(cpu, ROW + of as usize, CLOSED_REGION);
             }
             Instr::ReopenRow(of) => {
                 let held = if of == 0 { &mut f.d } else { &mut f.s };
                 store = Some((ROW + of as usize, core::mem::replace(held, NOTHING)));
             }
             Instr::Snapshot => self.snapshot(s, t, &mut seen),
-            Instr::LoadPhase => f.k = self.load(s, t, PHASE),
+            Instr::LoadPhase => f.k = loaded,
             Instr::CheckPlace => {
                 let isolated = f.c == 1 && self.scenario.one_region && self.scenario.mutant != Mutant::IsolatedWords;
                 goes_on = (f.c as usize) < ROWS && !isolated;
             }
-            Instr::LoadWord(side) => f.n = self.load(s, t, word_of(side, f.c, f.k)),
+            Instr::LoadWord(_) => f.n = loaded,
             Instr::StoreWordUp(side) => store = Some((word_of(side, f.c, f.k), f.n + 1)),
             Instr::AddLocked(side) => {
                 s.drain(cpu);
                 let place = if self.scenario.mutant == Mutant::SharedWords { 0 } else { LOCKED };
-                s.mem[word_of(side, place, f.k)] += 1;
+                let word = word_of(side, place, f.k);
+                s.change(cpu, word, s.mem[word] + 1);
                 seen = event::COUNTED_LOCKED;
             }
-            Instr::LoadObject => f.v = self.load(s, t, OBJECT),
+            Instr::LoadObject => f.v = loaded,
             Instr::Look => {
                 if f.v < s.mem[ALIVE] {
                     self.note(s, Flaw::UsedFreed);
@@ -317,8 +363,7 @@ impl Machine {
                 store = Some((PHASE, 1 - f.k));
             }
             Instr::AddUp(side) => {
-                let word = self.load(s, t, word_of(side, f.i, f.k));
-                f.n = if side == Side::Left { f.n.wrapping_sub(word) } else { f.n.wrapping_add(word) } & 15;
+                f.n = if side == Side::Left { f.n.wrapping_sub(loaded) } else { f.n.wrapping_add(loaded) } & 15;
                 f.i = (f.i + 1) % PLACES;
                 goes_on = f.i == 0;
             }
@@ -346,7 +391,6 @@ impl Machine {
                 s.mem[ALIVE] = f.v + 1;
                 seen = event::FREED;
             }
-            Instr::LoadStock => f.n = self.load(s, t, stock_of(f.p)),
             Instr::CheckStock(change) => {
                 let number = f.n ^ stocked(f.k, 0);
                 goes_on = match change {
@@ -370,7 +414,7 @@ impl Machine {
                 }
                 (store, seen) = (Some((stock_of(f.p), value)), event);
             }
-            Instr::Hint => f.v = if cpu < ROWS { self.load(s, t, stock_of(A + cpu as u8)) } else { NOTHING },
+            Instr::Hint => f.v = if cpu < ROWS { loaded } else { NOTHING },
             Instr::CounterUp(held) | Instr::CounterDown(held) => {
                 s.drain(cpu);
                 let up = matches!(line.instr, Instr::CounterUp(_));
@@ -391,7 +435,8 @@ impl Machine {
             Instr::ReadStock => f.v = self.load(s, t, stock_of(f.d)),
             Instr::TakeStock => {
                 s.drain(cpu);
-                let found = core::mem::replace(&mut s.mem[stock_of(f.d)], 0);
+                let found = s.mem[stock_of(f.d)];
+                s.change(cpu, stock_of(f.d), 0);
                 f.v = if self.scenario.mutant == Mutant::ReadBeforeFence { f.v } else { found };
                 seen = if found & 3 > 0 { event::STOCK_EMPTIED } else { 0 };
             }

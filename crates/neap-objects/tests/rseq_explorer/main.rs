@@ -12,7 +12,7 @@
 //! * this file: the scenarios in which the protocol must hold;
 //! * `mutants`: those in which a wrong protocol must be caught;
 //! * `rcu` and `alter`: both for readers and for stocks;
-//! * `weak`: protocols that are right on x86-64 alone;
+//! * `weak`: protocols that are right on x86-64 alone, and loads out of order;
 //! * `listing`: the model's sequences for a comparison with machine code.
 //!
 //! The explorer uses none of the crate's code. `cargo xtask sequences` proves that the sequences of

@@ -5,11 +5,17 @@
 //!
 //! The machine: each CPU has a buffer of stores. Its own loads see them, other CPUs only after they
 //! drained, at any time: in order on x86-64 ([`Order::Tso`]). On arm64 ([`Order::Weak`]) a store
-//! passes earlier ones of other words, unless it is a release. Loads are done in order on both:
-//! each load of a sequence has an address that depends on the load before it
-//! (docs/design/arm64.md). A `lock` instruction, a fence for that CPU, a signal and a context
-//! switch drain the buffer. CPUs 0 and 1 have a region. CPU 2 has none; an undisturbed taker runs
-//! there. A thread leaves its CPU at any step and goes on where it finds a free one.
+//! passes earlier ones of other words, unless it is a release. A `lock` instruction, a fence for
+//! that CPU, a signal and a context switch drain the buffer.
+//!
+//! With [`Order::Loads`] a load may also be done before earlier ones, as arm64 does. Such a load
+//! misses changes of memory that came after it. So the state has the newest changes with the values
+//! before them, and for each thread the number of them that its next load may miss. A fence for the
+//! CPU, a signal, a switch and an acquire set that number to 0; every change adds 1. A load whose
+//! address depends on an earlier load misses at most what the earlier one missed.
+//!
+//! CPUs 0 and 1 have a region. CPU 2 has none; an undisturbed taker runs there. A thread leaves its
+//! CPU at any step and goes on where it finds a free one.
 //!
 //! A step is one access to shared memory with the arithmetic that follows it. Merging those is
 //! safe, because registers are private and an abort forgets them. Four further merges:
@@ -24,7 +30,8 @@
 //! The model cannot show:
 //! * the real instructions and descriptors: that START is the instruction after the store, the
 //!   signature, the range, the offsets, tearing of wide stores;
-//! * loads out of order, and a store before an earlier load; more than four pending stores a CPU;
+//! * a store before an earlier load; more than four pending stores a CPU; a load that misses more
+//!   than three changes; a `lock` instruction whose load and store are apart;
 //! * the kernel's own races: a fence is one step here, and an abort happens when the thread is
 //!   interrupted, not when it returns; a kernel that fails to abort is a broken protocol (`NoArm`);
 //! * a fence that fails under fork, and the child of fork;
@@ -68,8 +75,12 @@ const REGIONS: usize = 5;
 pub const WORDS: usize = REGION + REGIONS * STRIDE;
 /// Stores that a CPU's buffer holds.
 pub const DEPTH: usize = 4;
+/// Changes of memory that a load can miss.
+pub const CHANGES: usize = 3;
 /// Mark of a release in a buffer.
 pub const RELEASE: u16 = 1 << 10;
+/// A change in [`State::changes`] has its CPU above this bit.
+const CHANGER: u32 = 10;
 const _: () = assert!((WORDS as u16) < RELEASE >> 4);
 
 /// Words of scenarios with readers, in the place of the regions, which are unused then: the phase
@@ -151,6 +162,8 @@ pub mod event {
     pub const STOCK_PUT: u32 = 1 << 25;
     /// Bytes came out of a stock that was emptied.
     pub const STOCK_EMPTIED: u32 = 1 << 26;
+    /// A load missed a change of its word.
+    pub const MISSED: u32 = 1 << 27;
 }
 
 /// Words of charging threads, in the place of those for the spare region, which is unused then: the
@@ -206,14 +219,17 @@ pub struct Actor {
     pub stays: bool,
 }
 
-/// The order in which a CPU's stores become visible to others.
+/// The order of a CPU's accesses to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Their own.
+    /// Stores become visible in their order, and loads are done in theirs.
     Tso,
-    /// Any, but that of stores to one word, and a release comes after all earlier stores. Allows
-    /// all that [`Order::Tso`] does.
+    /// Stores become visible in any order, but that of stores to one word, and a release comes
+    /// after all earlier stores. Loads are done in theirs. Allows all that [`Order::Tso`] does.
     Weak,
+    /// Loads are done in any order, too, but for dependencies and acquires. Allows all that
+    /// [`Order::Weak`] does. It has many times the states, so only small scenarios have it.
+    Loads,
 }
 
 #[derive(Clone, Debug)]
@@ -283,6 +299,9 @@ pub struct Frame {
     pub m: u8,
     pub d: u8,
     pub s: u8,
+    /// Newest changes that the load of `p` missed, and that of `n`; 0 without `p`.
+    pub p_missed: u8,
+    pub n_missed: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -297,6 +316,15 @@ pub struct Thread {
     pub signals: u8,
     /// The objects that it holds, as a mask.
     pub hand: u8,
+    /// Newest changes that its next load may miss.
+    pub may_miss: u8,
+}
+
+impl Thread {
+    /// A full barrier: later loads miss nothing.
+    pub fn see_all(&mut self) {
+        (self.may_miss, self.now.p_missed, self.now.n_missed) = (0, 0, 0);
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -308,10 +336,15 @@ pub struct State {
     /// The objects in the barn, as a mask.
     pub barn: u8,
     pub flaw: Flaw,
+    /// Changes of words that are loaded without order, the newest first; `(word + 1) << 4 | value
+    /// before`, with the CPU above; 0 where unused or too old to be missed.
+    pub changes: [u16; CHANGES],
+    /// Whether loads may miss changes.
+    pub early: bool,
 }
 
-/// A state in 112 bytes, as the search keeps it.
-pub type Packed = [u64; 14];
+/// A state in 120 bytes, as the search keeps it.
+pub type Packed = [u64; 15];
 
 impl Frame {
     /// The registers that remain outside a sequence. Copies in `b` of an aborted sequence mean
@@ -343,13 +376,14 @@ impl Frame {
             b: [nibble(3), nibble(2)],
             d: nibble(1),
             s: nibble(0),
+            ..Frame::default()
         }
     }
 }
 
 impl State {
     pub fn pack(&self) -> Packed {
-        let mut words = [0; 14];
+        let mut words = [0; 15];
         for (word, values) in words.iter_mut().zip(self.mem.chunks(16)) {
             *word = values.iter().fold(0, |word, &value| word << 4 | u64::from(value));
         }
@@ -362,7 +396,11 @@ impl State {
             let small = u64::from(t.op) << 6 | u64::from(t.cpu) << 2 | u64::from(t.signals) << 1 | u64::from(t.armed);
             words[6 + 2 * i] = t.now.pack() | small << 49;
             words[7 + 2 * i] = t.saved.pack() | u64::from(t.hand) << 49;
+            let missed = [t.may_miss, t.now.p_missed, t.now.n_missed];
+            words[14] = missed.iter().fold(words[14], |word, &missed| word << 2 | u64::from(missed));
         }
+        words[14] = self.changes.iter().fold(words[14], |word, &change| word << 12 | u64::from(change));
+        words[5] |= u64::from(self.early) << 48;
         words
     }
 
@@ -401,9 +439,14 @@ impl State {
                 armed: small & 1 == 1,
                 signals: (small >> 1) as u8 & 1,
                 hand: (second >> 49) as u8,
+                may_miss: 0,
             };
+            let missed = |number: usize| (words[14] >> (36 + 2 * (11 - 3 * i - number))) as u8 & 3;
+            (t.may_miss, t.now.p_missed, t.now.n_missed) = (missed(0), missed(1), missed(2));
         }
-        State { mem, buf, thr, barn: (words[3] >> 48) as u8, flaw: FLAWS[(words[4] >> 48) as usize] }
+        let changes = [24, 12, 0].map(|shift| (words[14] >> shift) as u16 & 0xfff);
+        let (barn, flaw) = ((words[3] >> 48) as u8, FLAWS[(words[4] >> 48) as usize]);
+        State { mem, buf, thr, barn, flaw, changes, early: words[5] >> 48 != 0 }
     }
 
     /// The frames of every thread, and those that a signal interrupted.
@@ -424,12 +467,70 @@ impl State {
     pub fn may_drain(&self, cpu: usize, at: usize, order: Order) -> bool {
         let (entry, earlier) = (self.buf[cpu][at], &self.buf[cpu][..at]);
         let passes = |other: &u16| entry & RELEASE == 0 && stored_word(*other) != stored_word(entry);
-        entry != 0 && (at == 0 || order == Order::Weak && earlier.iter().all(passes))
+        entry != 0 && (at == 0 || order != Order::Tso && earlier.iter().all(passes))
+    }
+
+    /// Changes a word of the memory, by a CPU.
+    pub fn change(&mut self, cpu: usize, word: usize, value: u8) {
+        let before = core::mem::replace(&mut self.mem[word], value);
+        let is_logged = self.early && before != value && !(TAKERS..REGION).contains(&word);
+        if !is_logged {
+            return;
+        }
+        self.changes.copy_within(..CHANGES - 1, 1);
+        self.changes[0] = (word as u16 + 1) << 4 | u16::from(before) | (cpu as u16) << CHANGER;
+        for thread in self.thr.iter_mut().filter(|thread| thread.cpu != OFF) {
+            let one_more = |missed: &mut u8| *missed = (*missed + 1).min(CHANGES as u8);
+            one_more(&mut thread.may_miss);
+            if thread.now.p != NOTHING {
+                one_more(&mut thread.now.p_missed);
+                one_more(&mut thread.now.n_missed);
+            }
+        }
+    }
+
+    /// Forgets changes that no load can miss any more, so that equal states are found again.
+    pub fn forget_changes(&mut self) {
+        if !self.early {
+            return;
+        }
+        let mut most = 0;
+        for thread in self.thr.iter_mut() {
+            // A load sees the changes of its own CPU.
+            let own = |missed: u8| self.changes[missed as usize - 1] >> CHANGER == u16::from(thread.cpu);
+            for missed in [&mut thread.may_miss, &mut thread.now.p_missed, &mut thread.now.n_missed] {
+                while *missed > 0 && (self.changes[*missed as usize - 1] == 0 || own(*missed)) {
+                    *missed -= 1;
+                }
+                most = most.max(*missed);
+            }
+        }
+        self.changes[most as usize..].fill(0);
+    }
+
+    /// The value that a load by a CPU returns which may miss the newest `may_miss` changes, and
+    /// the number that it missed: the most for that value. Number 0 of the possible values is that
+    /// in memory; `None` behind the last.
+    pub fn value(&self, cpu: usize, word: usize, may_miss: u8, number: u8) -> Option<(u8, u8)> {
+        let (mut value, mut left) = (self.mem[word], number);
+        for (missed, &change) in (0..may_miss).zip(&self.changes) {
+            if change == 0 || change & ((1 << CHANGER) - 16) != (word as u16 + 1) << 4 {
+                continue;
+            }
+            if change >> CHANGER == cpu as u16 {
+                break;
+            }
+            if left == 0 {
+                return Some((value, missed));
+            }
+            (value, left) = ((change & 15) as u8, left - 1);
+        }
+        (left == 0).then_some((value, may_miss))
     }
 
     pub fn drain_at(&mut self, cpu: usize, at: usize) {
         let entry = self.buf[cpu][at];
-        self.mem[stored_word(entry)] = (entry & 15) as u8;
+        self.change(cpu, stored_word(entry), (entry & 15) as u8);
         self.buf[cpu].copy_within(at + 1.., at);
         self.buf[cpu][DEPTH - 1] = 0;
     }

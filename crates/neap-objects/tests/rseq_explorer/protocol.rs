@@ -191,6 +191,10 @@ pub enum Mutant {
     PublishPlainly,
     /// Readers count by plain stores. Right on x86-64.
     CountPlainly,
+    /// The retiring thread adds up readers by loads without acquire. Right on x86-64.
+    SumPlainly,
+    /// The address of a load from a region does not depend on the load of the row. Right on x86-64.
+    RegionWithoutRow,
 }
 
 /// The next operation of a thread. An object number of 0 stands for the lowest object that the
@@ -336,6 +340,19 @@ pub enum Instr {
 }
 
 impl Instr {
+    /// Whether later loads come after the line: an acquire, or a locked instruction that is one.
+    pub fn acquires(self, mutant: Mutant) -> bool {
+        match self {
+            Instr::AddUp(_) => mutant != Mutant::SumPlainly,
+            // A full fence follows.
+            Instr::AddLocked(Side::Entered) | Instr::TakeUp => true,
+            Instr::BarnPutOne | Instr::BarnPutMany | Instr::BarnTake(_) | Instr::Dissolve(_) => true,
+            Instr::EnterGate | Instr::CheckGate | Instr::WaitGate | Instr::CloseGate | Instr::WaitEmpty => true,
+            Instr::LockTakers | Instr::Swap | Instr::CloseRow(_) | Instr::TakeStock => true,
+            _ => false,
+        }
+    }
+
     /// Whether the store is a release in the code: after all that the thread stored before it.
     pub fn releases(self, mutant: Mutant) -> bool {
         match self {

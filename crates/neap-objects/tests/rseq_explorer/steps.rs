@@ -9,7 +9,7 @@ use crate::protocol::*;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// The thread executes its next line; the branch tells apart the outcomes of a line that has
-    /// two.
+    /// several.
     Step(usize, u8),
     /// The store at a place of a CPU's buffer reaches memory; the oldest is at 0.
     Drain(usize, usize),
@@ -51,6 +51,8 @@ impl Machine {
             thr: [Thread { cpu: OFF, ..Thread::default() }; MAX_THREADS],
             barn: self.scenario.barn,
             flaw: Flaw::None,
+            changes: [0; CHANGES],
+            early: self.scenario.order == Order::Loads,
         };
         if self.scenario.reads() {
             (s.mem[OBJECT], s.mem[ALIVE]) = (1, 1);
@@ -134,6 +136,7 @@ impl Machine {
         }
         // The thread's stores stay in its CPU's buffer until that drains.
         thread.cpu = OFF;
+        thread.see_all();
     }
 
     fn frame_for(&self, op: Op, own: u8) -> Frame {
@@ -155,6 +158,10 @@ impl Machine {
     /// Calls `visit` with every possible action in `s` and its successor. Returns the events.
     pub fn successors(&self, s: &State, mut visit: impl FnMut(Action, &State)) -> u32 {
         let mut events = 0;
+        let mut visit = |action: Action, next: &mut State| {
+            next.forget_changes();
+            visit(action, next);
+        };
         for t in 0..self.scenario.actors.len() {
             if self.done(s, t) {
                 continue;
@@ -167,18 +174,20 @@ impl Machine {
                         let mut next = *s;
                         next.drain(cpu as usize);
                         next.thr[t].cpu = cpu;
-                        visit(Action::Enter(t, cpu), &next);
+                        next.thr[t].see_all();
+                        visit(Action::Enter(t, cpu), &mut next);
                     }
                 }
                 continue;
             }
-            for branch in 0..2 {
+            for branch in 0..=CHANGES as u8 {
                 let mut next = *s;
                 let mut seen = 0;
-                if self.execute(&mut next, t, branch, &mut seen) {
-                    events |= seen;
-                    visit(Action::Step(t, branch), &next);
+                if !self.execute(&mut next, t, branch, &mut seen) {
+                    break;
                 }
+                events |= seen;
+                visit(Action::Step(t, branch), &mut next);
             }
             if !self.undisturbed(t) && !self.scenario.actors[t].stays {
                 let mut next = *s;
@@ -186,7 +195,7 @@ impl Machine {
                     events |= event::ABORT_SWITCH;
                 }
                 next.thr[t].cpu = OFF;
-                visit(Action::Leave(t), &next);
+                visit(Action::Leave(t), &mut next);
             }
             if let Some(op) = self.scenario.actors[t].handler
                 && thread.signals > 0
@@ -199,14 +208,14 @@ impl Machine {
                 thread.signals -= 1;
                 thread.saved = thread.now;
                 thread.now = self.frame_for(op, 0);
-                visit(Action::Signal(t), &next);
+                visit(Action::Signal(t), &mut next);
             }
         }
         for (cpu, at) in (0..CPUS).flat_map(|cpu| (0..DEPTH).map(move |at| (cpu, at))) {
             if s.may_drain(cpu, at, self.scenario.order) {
                 let mut next = *s;
                 next.drain_at(cpu, at);
-                visit(Action::Drain(cpu, at), &next);
+                visit(Action::Drain(cpu, at), &mut next);
             }
         }
         events
@@ -215,6 +224,7 @@ impl Machine {
     /// The kernel interrupts a running thread: the buffer drains, and an armed sequence is aborted.
     pub fn interrupt(&self, s: &mut State, t: usize) -> bool {
         s.drain(s.thr[t].cpu as usize);
+        s.thr[t].see_all();
         self.abort(s, t)
     }
 
@@ -237,13 +247,17 @@ impl Machine {
     /// there.
     pub fn fence(&self, s: &mut State, caller: usize, cpu: u8, events: &mut u32) {
         s.drain(s.thr[caller].cpu as usize);
+        let there = (0..self.scenario.actors.len()).find(|&t| t != caller && s.thr[t].cpu == cpu);
         if self.scenario.mutant != Mutant::FenceWithoutDrain {
             if s.buf[cpu as usize][0] != 0 {
                 *events |= event::FENCE_DRAINED;
             }
             s.drain(cpu as usize);
+            if let Some(t) = there {
+                s.thr[t].see_all();
+            }
         }
-        let there = (0..self.scenario.actors.len()).find(|&t| t != caller && s.thr[t].cpu == cpu);
+        s.thr[caller].see_all();
         if let Some(t) = there
             && self.scenario.mutant != Mutant::FenceWithoutAbort
             && self.abort(s, t)
