@@ -59,9 +59,7 @@ pub(crate) struct PsOptions {
 
 pub(crate) fn main(options: &PsOptions) -> Result<ExitCode> {
     let end = Instant::now() + options.timeout.time();
-    let mut census = take(&Chosen::new(&options.pids), end, &Busy::default(), Totals::size, |process| {
-        Totals::of(process, &process.page()?)
-    })?;
+    let mut census = take(&Chosen::new(&options.pids), end, &Busy::default(), Totals::size, Totals::look)?;
     sort(&mut census.seen, options.sort);
     if options.json {
         return print_json(&json(&census));

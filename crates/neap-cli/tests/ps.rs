@@ -55,6 +55,38 @@ fn all_processes_under_neap_are_listed_and_no_others() {
 }
 
 #[test]
+fn lists_show_caches_of_a_sleeping_process_without_a_tick() {
+    // Its one thread is in a read, so no tick comes.
+    let mut program = Program::start_alone("caches", "background:off,interval:60000");
+    let pid = program.id();
+    for _ in 0..2 {
+        let said = program.hear("caches");
+        let said: Vec<u64> = said.split(' ').map(|number| number.parse().unwrap()).collect();
+        let object = until("numbers of now", || {
+            running::numbers(pid).ok().filter(|object| object["cpus_read_now"] == true && object["ticks"] == 0)
+        });
+        let cached = [object["bytes"]["cached"].as_u64().unwrap(), said[1]];
+        assert!(cached[0] >= said[0], "{object}");
+        let keys = ["cached_object_bytes", "cached_page_bytes"];
+        let listed = self::object("ps", pid, &[]).unwrap();
+        let listed = keys.map(|key| listed["processes"][0][key].as_u64().unwrap());
+        assert_eq!(listed, cached, "neap ps");
+        let output = Command::new(env!("CARGO_BIN_EXE_neap")).args(["metrics", &pid.to_string()]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let metric = |kind: &str| -> u64 {
+            let is_it = |line: &&str| line.starts_with("neap_cached_bytes{") && line.contains(&format!("\"{kind}\""));
+            text.lines().find(is_it).and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap()
+        };
+        assert_eq!(["objects", "pages"].map(metric), cached, "{text}");
+        let output = Command::new(env!("CARGO_BIN_EXE_neap")).args(["top", "--json"]).output().unwrap();
+        let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let row = find(&all, pid).unwrap_or_else(|| panic!("{all}"));
+        assert_eq!(row["cached_bytes"].as_u64(), Some(cached.iter().sum()), "{row}");
+        program.go_on();
+    }
+}
+
+#[test]
 fn ps_lists_named_processes_and_counts_others_by_reason() {
     let mut program = Program::start("burst", "", &[]);
     let mut silent = Program::start("burst", "stat:off", &[]);

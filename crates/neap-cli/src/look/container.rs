@@ -22,8 +22,9 @@ const TIME: Duration = Duration::from_secs(1);
 /// Number of looks that have not ended. Each holds a thread, which may be stuck in the kernel.
 static UNFINISHED: AtomicUsize = AtomicUsize::new(0);
 
-/// The most unfinished looks. `neap top` looks at each reading.
-const UNFINISHED_MAX: usize = 4;
+/// The most unfinished looks. `neap top` looks at each reading, and a command that lists processes
+/// looks at several at once.
+const UNFINISHED_MAX: usize = 16;
 
 /// Replaces the numbers of the container by those of now, if the limit of the process follows the
 /// container, and a limit is visible.

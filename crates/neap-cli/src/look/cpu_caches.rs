@@ -12,18 +12,16 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::allowance::Allowance;
+use super::cpu_stacks::{self, CPUS_MAX, SeenStack};
 use super::live::{list, put, put_row};
-use super::remote_memory::{MemoryLayout, RemoteMemory, long_at, short_at, words_of};
+use super::remote_memory::{MemoryLayout, RemoteMemory, short_at};
 use super::stat_reader::{Page, ProcessStatus};
 
 /// Longest time that reading takes. A hostile process may have memory that is never read.
 const TIME: Duration = Duration::from_secs(1);
-/// Most CPUs and nodes. A layout with more is damaged.
-const CPUS_MAX: usize = 1024;
+/// Most nodes. A layout with more is damaged.
 const NODES_MAX: usize = 32;
-/// Most bytes of the stacks of a CPU, of a stack, and of a CPU's lists.
-const STACKS_BYTES_MAX: usize = 64 << 10;
-const STACK_BYTES_MAX: usize = 256;
+/// Most bytes of a CPU's lists.
 const LIST_BYTES_MAX: usize = 64 << 10;
 /// Most bytes that a row of the table of CPUs takes as JSON.
 const ROW_BYTES_MAX: usize = 1 << 10;
@@ -68,15 +66,21 @@ pub(crate) fn refresh(process: &ProcessStatus, page: &mut Page) -> Result<()> {
 impl Contents {
     fn read(memory: &RemoteMemory<'_>, page: &Page, allowance: &Allowance) -> Result<Contents> {
         let sizes = page.live.class_sizes();
-        let layout = MemoryLayout::of(page, "stacks").context("its page has no layout of stacks")?;
+        let layout = cpu_stacks::layout(page)?;
         let count = layout.size("cpus", CPUS_MAX)?;
         allowance.take(count * ROW_BYTES_MAX)?;
         let (mut cpus, mut objects) = (vec![CpuContents::default(); count], vec![0_u64; sizes.len()]);
-        for (cpu, region) in words_of(&memory.read(table(layout, count)?)?).into_iter().enumerate() {
-            if region != 0 {
-                cpus[cpu] = stacks(memory, layout, region, &sizes, &mut objects)?;
+        let mut last = None;
+        cpu_stacks::each(memory, layout, sizes.len(), &mut |SeenStack { cpu, class, count, is_active, .. }| {
+            let of = &mut cpus[cpu];
+            objects[class] = objects[class].saturating_add(count);
+            of.bytes = of.bytes.saturating_add(count.saturating_mul(sizes[class]));
+            // A class with several stacks in use counts once.
+            if is_active && last.replace((cpu, class)) != Some((cpu, class)) {
+                of.stacks += 1;
             }
-        }
+            Ok(())
+        })?;
         let layout = MemoryLayout::of(page, "lists").context("its page has no layout of lists")?;
         let rows = page.object.get("nodes").and_then(Value::as_array).context("its page has no nodes")?;
         let nodes = rows.iter().take(NODES_MAX).map(|row| lists(memory, layout, row, &mut cpus));
@@ -113,45 +117,6 @@ impl Contents {
             }
         }
     }
-}
-
-/// The places of the words with the regions' addresses.
-fn table(layout: MemoryLayout<'_>, cpus: usize) -> Result<Vec<(u64, usize)>> {
-    let (first, stride) = (layout.get("regions_table")?, layout.get("regions_stride")?);
-    Ok((0..cpus as u64).map(|cpu| (first.wrapping_add(stride.wrapping_mul(cpu)), 8)).collect())
-}
-
-/// Counts the objects on the stacks of a region, and adds them to the sums by class.
-fn stacks(
-    memory: &RemoteMemory<'_>,
-    layout: MemoryLayout<'_>,
-    region: u64,
-    sizes: &[u64],
-    objects: &mut [u64],
-) -> Result<CpuContents> {
-    let (of_class, length) = (layout.size("stacks_of_class", 8)?, layout.size("stack_length", STACK_BYTES_MAX)?);
-    let [head, bottom, end] = [
-        layout.size("in_stack_head", STACK_BYTES_MAX)?,
-        layout.size("in_stack_bottom", STACK_BYTES_MAX)?,
-        layout.size("in_stack_end", STACK_BYTES_MAX)?,
-    ];
-    let all = sizes.len().saturating_sub(1) * of_class * length;
-    anyhow::ensure!(all <= STACKS_BYTES_MAX, "its page has stacks of {all} bytes");
-    let bytes = memory.read(vec![(region.wrapping_add(layout.get("in_region_stacks")?), all)])?;
-    let mut contents = CpuContents::default();
-    for (class, stacks) in bytes.chunks_exact((of_class * length).max(1)).enumerate() {
-        // Class 0 has no stacks.
-        let (class, mut is_active) = (class + 1, false);
-        for stack in stacks.chunks_exact(length.max(1)) {
-            let [head, bottom, end] = [head, bottom, end].map(|at| long_at(stack, at));
-            let count = head.saturating_sub(bottom) / 8;
-            is_active |= end != bottom;
-            objects[class] = objects[class].saturating_add(count);
-            contents.bytes = contents.bytes.saturating_add(count.saturating_mul(sizes[class]));
-        }
-        contents.stacks += u64::from(is_active);
-    }
-    Ok(contents)
 }
 
 /// Adds the lists of a node to those of each CPU. Returns their sums.

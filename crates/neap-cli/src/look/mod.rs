@@ -10,7 +10,7 @@
 //! | Which processes run under neap? | `census` |
 //! | What does a process publish? | `stat_reader`; counters `live`; types `stat_model` |
 //! | How is it asked? | `control_channel`; and if it does not answer, `silence` |
-//! | What lies in its memory? | `remote_memory`; the CPUs' caches: `cpu_caches` |
+//! | What lies in its memory? | `remote_memory`; the CPUs' caches: `cpu_caches`, `cpu_stacks` |
 //! | What has its container now? | `container` |
 //! | Which of these numbers are needed? | `fresh` |
 //! | How much may a look cost? | `allowance` |
@@ -25,6 +25,7 @@ pub(crate) mod census;
 mod container;
 pub(crate) mod control_channel;
 mod cpu_caches;
+mod cpu_stacks;
 pub(crate) mod foreign;
 pub(crate) mod fresh;
 pub(crate) mod handle;

@@ -214,9 +214,30 @@ pub(crate) fn ask_or_read<'p, T>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use core::time::Duration;
+
+    impl<'a> MemoryLayout<'a> {
+        /// A layout that no process has published.
+        pub(crate) fn made_up(layout: &'a Map<String, Value>) -> MemoryLayout<'a> {
+            MemoryLayout(layout)
+        }
+    }
+
+    /// The memory of this process, and the number of reads so far.
+    pub(crate) fn counted(allowance: &Allowance) -> (RemoteMemory<'_>, Arc<AtomicUsize>) {
+        let ((requests, received), (answer, answers)) = (channel::<Vec<Place>>(), channel());
+        let (handle, reads) = (ProcessHandle::open(std::process::id() as i32).unwrap(), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&reads);
+        std::thread::spawn(move || {
+            received.iter().all(|places| {
+                count.fetch_add(1, Ordering::Relaxed);
+                answer.send(read(&handle, &places)).is_ok()
+            })
+        });
+        (RemoteMemory { allowance, requests, answers }, reads)
+    }
 
     /// A process can make a page that is never read.
     #[test]

@@ -2,10 +2,11 @@
 //! since the start.
 //!
 //! These commands are `neap ps`, `neap metrics` and `neap top` without a process. They read the
-//! numbers of a page only by [`Totals::of`].
+//! numbers of a page only by [`Totals`].
 
 use anyhow::Result;
 
+use crate::look::fresh;
 use crate::look::refusal::LookRefusal;
 use crate::look::stat_model::{ContainerNumbers, Mode, Numbers};
 use crate::look::stat_reader::{Page, ProcessStatus, monotonic};
@@ -80,6 +81,11 @@ pub(crate) fn is_near(limit: u64, left: u64) -> bool {
 }
 
 impl Totals {
+    /// Looks at a process, and sums up its numbers of [now](super::fresh).
+    pub(crate) fn look(process: &ProcessStatus) -> Result<Totals> {
+        Totals::of(process, &fresh::page(process)?)
+    }
+
     /// Sums up the page that a process has published.
     pub(crate) fn of(process: &ProcessStatus, page: &Page) -> Result<Totals> {
         Totals::sum(process, &Numbers::read(process, page)?, page.published)

@@ -12,6 +12,7 @@ use super::groups::{GroupShares, bound};
 use crate::groups::ReadGroups;
 use crate::look::census::{Busy, Chosen, Unread, UnreadCount, take};
 use crate::look::control_channel::Haste;
+use crate::look::fresh;
 use crate::look::stat_reader::ProcessStatus;
 use crate::look::totals::Totals;
 
@@ -51,8 +52,7 @@ impl Reader {
     pub(super) fn read(&self) -> Result<Scrape> {
         let start = Instant::now();
         let end = start + self.time;
-        let survey =
-            take(&self.chosen, end, &self.busy, Totals::size, |process| Totals::of(process, &process.page()?))?;
+        let survey = take(&self.chosen, end, &self.busy, Totals::size, Totals::look)?;
         let mut processes = survey.seen;
         processes.sort_unstable_by_key(|process| (Reverse(process.resident), process.pid));
         let left_out = processes.len().saturating_sub(MOST_PROCESSES) as u64;
@@ -84,7 +84,7 @@ impl Reader {
 impl MeasuredProcess {
     /// Reads a process with its groups.
     fn with_groups(process: &ProcessStatus) -> Result<MeasuredProcess> {
-        let page = process.page()?;
+        let page = fresh::page(process)?;
         let totals = Totals::of(process, &page)?;
         let read = if totals.has_groups { ReadGroups::ask(process, &page, Haste::Hurried)? } else { None };
         Ok(MeasuredProcess { totals, groups: read.as_ref().map(GroupShares::of) })

@@ -46,7 +46,7 @@ pub(super) struct ListedProcess {
 fn survey(time: Duration, busy: &Busy) -> Result<Survey<ListedProcess>> {
     let size = |process: &ListedProcess| process.totals.size();
     let mut survey = take(&Chosen::All, Instant::now() + time, busy, size, |process| {
-        let totals = Totals::of(process, &process.page()?)?;
+        let totals = Totals::look(process)?;
         Ok(ListedProcess { totals, start: process.handle.start() })
     })?;
     survey.seen.sort_unstable_by_key(|process| (core::cmp::Reverse(process.totals.resident), process.totals.pid));
