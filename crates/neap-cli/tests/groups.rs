@@ -139,6 +139,39 @@ fn groups_of_a_silent_process_are_read_in_its_memory() {
     assert!((8 << 20..9 << 20).contains(&used(&read, "alpha")), "{read}");
 }
 
+/// The charges that wait: their groups, reasons and bytes.
+fn waits(groups: &Value) -> Vec<Value> {
+    let keys = |wait: &Value| ["group", "at", "reason", "bytes"].map(|key| wait[key].clone());
+    groups["waiting"].as_array().unwrap().iter().map(|wait| keys(wait).to_vec().into()).collect()
+}
+
+#[test]
+fn waits_and_deleted_groups_of_a_silent_process_are_read() {
+    let mut program = Program::start_alone("tenants", "background:on");
+    program.hear("tenants");
+    let pid = program.id();
+    let read = until("two looks that agree", || {
+        let answered = look(pid);
+        assert_eq!(answered["from_memory"], false);
+        program.stop();
+        let read = look(pid);
+        program.resume();
+        assert_eq!(read["from_memory"], true);
+        let numbers = |groups: &Value| (waits(groups), groups["gone"].clone());
+        (waits(&read).len() == 2 && numbers(&read) == numbers(&answered)).then_some(read)
+    });
+    let id = |path: &str| group(&read, path).unwrap()["id"].clone();
+    let waiting = read["waiting"].as_array().unwrap();
+    for wait in waiting {
+        assert_eq!((&wait["group"], &wait["at"]), (&id("acme"), &id("acme")), "{read}");
+        assert!(wait["waited_ns"].as_u64() > Some(0) && wait["left_ns"].as_u64() <= Some(3_600_000_000_000), "{wait}");
+    }
+    assert!(waiting.iter().any(|wait| wait["reason"] == "turn"), "{read}");
+    let gone = read["gone"].as_array().unwrap();
+    let is_gone = |gone: &Value| gone["heir"] == id("") && gone["bytes"].as_u64() >= Some(10_000);
+    assert!(gone.len() == 2 && gone.iter().all(is_gone), "{read}");
+}
+
 #[test]
 fn a_process_without_groups_says_so_in_a_line() {
     let mut program = Program::start("burst", "background:off", &[]);

@@ -71,10 +71,29 @@ fn allowed_descriptors(wanted: usize) -> usize {
 const LAYOUT: &str = "nodes bounds kinds events bytes at_dying at_slots at_ids at_fences chunks_table first_chunk \
                       group_length in_group_usage in_group_peak in_group_id in_group_bounds in_group_parent \
                       in_group_is_leaving in_group_name_length in_group_name in_group_counts in_group_stalls \
+                      in_group_rest in_group_first_waiter \
                       in_group_stalled_since in_group_stalled in_group_local_events in_group_events_below name_length \
                       stocks_table stocks_cpus stocks_stride stocks_words stock_bytes_bits id_bits handle_address_bits";
 
-/// Returns numbers with a layout of groups, whose table and counts lie at `address`.
+/// Layouts of ids and of waits, whose tables lie at `address`. Every id leads to another one, and
+/// every entry is a charge that waits.
+fn layouts_beside_groups(address: usize) -> String {
+    let count = address + 8 * MAPPED_GROUPS;
+    let ids = format!(
+        "{{\"ids_table\":{address},\"first_chunk\":1048576,\"at_indexes\":{count},\"id_length\":8,\"in_id_generation\":0,\
+         \"in_id_link\":4,\"in_id_references\":0,\"in_id_heirs\":0,\"free_link\":1,\"heir_bit\":4294967295,\
+         \"dying_bit\":0,\"index_bits\":16}}"
+    );
+    let waits = format!(
+        "{{\"waiters_table\":{address},\"first_chunk\":1048576,\"at_waiters\":{count},\"waiter_length\":8,\
+         \"in_waiter_state\":100,\"in_waiter_place\":100,\"in_waiter_payer\":0,\"in_waiter_bytes\":0,\
+         \"in_waiter_deadline\":0,\"in_waiter_since\":0,\"waiting\":0,\"held\":5}}"
+    );
+    format!("\"group_ids\":{ids},\"group_waits\":{waits}")
+}
+
+/// Returns numbers with a layout of groups, whose table and counts lie at `address`, and the
+/// [`layouts_beside_groups`].
 fn numbers_with_layout(address: usize) -> String {
     let value = |name: &str| match name {
         "bounds" | "kinds" => 4,
@@ -97,9 +116,10 @@ fn numbers_with_layout(address: usize) -> String {
     );
     let lists = "{\"list_length\":65536,\"in_list_count\":0,\"in_list_run_pages\":8,\"in_list_high\":16}";
     let memory = format!(
-        "\"memory\":{{\"groups\":{{{}}},\"per_cpu\":{per_cpu},\"stacks\":{stacks},\"lists\":{lists}}},\
+        "\"memory\":{{\"groups\":{{{}}},{},\"per_cpu\":{per_cpu},\"stacks\":{stacks},\"lists\":{lists}}},\
          \"nodes\":[{}]",
         layout.join(","),
+        layouts_beside_groups(address),
         vec![format!("{{\"node\":7,\"lists_table\":{address},\"first_list_high\":{}}}", u64::MAX); 500].join(",")
     );
     NUMBERS.replacen('{', &format!("{{{memory},"), 1)
@@ -109,7 +129,7 @@ fn numbers_with_layout(address: usize) -> String {
 const MAPPED_GROUPS: usize = 90_000;
 
 /// Maps memory for a role with a layout: a word for each group, with its counts at the start of the
-/// memory and in one of 2048 classes, then the number of groups, and zeroes as offsets.
+/// memory and in one of 2048 classes, then the number of groups in use, and zeroes as offsets.
 fn mapped() -> usize {
     const LENGTH: usize = 256 << 20;
     let protection = libc::PROT_READ | libc::PROT_WRITE;

@@ -10,7 +10,7 @@ use neap_base::finding::At;
 use neap_base::listed_enum;
 use neap_os::nodes::MAX_NODES;
 
-const INDEX_BITS: u32 = 21;
+pub(crate) const INDEX_BITS: u32 = 21;
 const GENERATION_BITS: u32 = 15;
 pub(crate) const ID_BITS: u32 = INDEX_BITS + GENERATION_BITS;
 const NODE_BITS: u32 = MAX_NODES.ilog2();

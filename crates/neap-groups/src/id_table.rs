@@ -16,8 +16,9 @@
 //! One mutex protects the lists of free and waiting entries, and changes of chains. No other lock
 //! of the groups is taken under it.
 
-use crate::id::{GroupId, LAST_GENERATION, MOST_GROUPS};
-use crate::table::{Entry, Table};
+use crate::id::{GroupId, INDEX_BITS, LAST_GENERATION, MOST_GROUPS};
+use crate::table::{Entry, FIRST, Table};
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
@@ -372,6 +373,26 @@ impl IdTable {
     /// Returns the address of the number that [`IdTable::count`] returns.
     pub(crate) fn used_word(&self) -> *const u32 {
         &raw const self.lists.lock().used
+    }
+
+    /// Returns names and values for readers of this process's memory: see
+    /// [`Groups::ids_layout`](crate::Groups::ids_layout).
+    pub(crate) fn memory_layout(&self) -> [(&'static str, usize); 12] {
+        let at_indexes: *const u32 = &raw const self.lists.lock().fresh;
+        [
+            ("ids_table", self.table.chunks_word().expose_provenance()),
+            ("first_chunk", FIRST as usize),
+            ("at_indexes", at_indexes.expose_provenance()),
+            ("id_length", size_of::<IdEntry>()),
+            ("in_id_generation", offset_of!(IdEntry, generation)),
+            ("in_id_link", offset_of!(IdEntry, link)),
+            ("in_id_references", offset_of!(IdEntry, references)),
+            ("in_id_heirs", offset_of!(IdEntry, heirs)),
+            ("free_link", NONE as usize),
+            ("heir_bit", HEIR as usize),
+            ("dying_bit", DYING as usize),
+            ("index_bits", INDEX_BITS as usize),
+        ]
     }
 
     /// Returns the id of an index, if it is referred to though its group is deleted, and the bytes

@@ -16,7 +16,7 @@ impl Groups {
     /// Returns names and values: sizes and counts; addresses of words that change (`at_...`) and of
     /// tables (`..._table`); and offsets in an entry of the table of groups (`in_group_...`). They
     /// stay the same until the groups are closed. Takes the tree's mutex and that of the ids.
-    pub fn memory_layout<P: Platform>(&self, platform: &P) -> [(&'static str, u64); 34] {
+    pub fn memory_layout<P: Platform>(&self, platform: &P) -> [(&'static str, u64); 36] {
         let counters = offset_of!(Group, counters);
         let name = offset_of!(Group, name);
         let [at_dying, at_slots] = self.tree.count_words().map(|word| word.expose_provenance());
@@ -42,6 +42,8 @@ impl Groups {
             ("in_group_is_leaving", offset_of!(Group, is_leaving)),
             ("in_group_name_length", name + offset_of!(SharedName, length)),
             ("in_group_name", name + offset_of!(SharedName, words)),
+            ("in_group_rest", counters + offset_of!(Counters, rest)),
+            ("in_group_first_waiter", offset_of!(Group, first_waiter)),
             ("in_group_counts", offset_of!(Group, counts)),
             ("in_group_stalls", offset_of!(Group, stalls)),
             ("in_group_stalled_since", offset_of!(Group, stalled_since)),
@@ -58,5 +60,21 @@ impl Groups {
             ("handle_address_bits", Handle::ADDRESS_BITS as usize),
         ]
         .map(|(name, value)| (name, value as u64))
+    }
+
+    /// Returns names and values of the table of ids, as [`Groups::memory_layout`] does for groups.
+    /// An entry (`in_id_...`) is free if its link is `free_link`. A link with `heir_bit` leads to
+    /// another entry, by its lower bits, and any other link is the slot of a group. The references
+    /// of an entry are its booked bytes, its heirs, and one for its own group, which has not ended
+    /// if the link lacks `heir_bit` or has `dying_bit`.
+    pub fn ids_layout(&self) -> [(&'static str, u64); 12] {
+        self.tree.owners.memory_layout().map(|(name, value)| (name, value as u64))
+    }
+
+    /// Returns names and values of the table of waiters, as [`Groups::memory_layout`] does for
+    /// groups. Entries in the states `waiting` and `held` are charges that wait. Takes the waiters'
+    /// mutex.
+    pub fn waits_layout(&self) -> [(&'static str, u64); 12] {
+        self.waiters.memory_layout().map(|(name, value)| (name, value as u64))
     }
 }

@@ -14,9 +14,9 @@
 
 use crate::group::{Group, NONE};
 use crate::id::Payer;
-use crate::table::{Entry, Table};
+use crate::table::{Entry, FIRST, Table};
 use crate::tree::Tree;
-use core::mem::ManuallyDrop;
+use core::mem::{ManuallyDrop, offset_of};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use core::task::{RawWakerVTable, Waker};
@@ -221,6 +221,26 @@ impl Waiters {
     /// Returns the entry at an index, even if its owner has changed.
     pub(crate) fn entry(&self, index: u32) -> Option<&Waiter> {
         self.table.get(index)
+    }
+
+    /// Returns names and values for readers of this process's memory: see
+    /// [`Groups::waits_layout`](crate::Groups::waits_layout).
+    pub(crate) fn memory_layout(&self) -> [(&'static str, usize); 12] {
+        let at_waiters: *const u32 = &raw const self.lists.lock().fresh;
+        [
+            ("waiters_table", self.table.chunks_word().expose_provenance()),
+            ("first_chunk", FIRST as usize),
+            ("at_waiters", at_waiters.expose_provenance()),
+            ("waiter_length", size_of::<Waiter>()),
+            ("in_waiter_state", offset_of!(Waiter, state)),
+            ("in_waiter_place", offset_of!(Waiter, place)),
+            ("in_waiter_payer", offset_of!(Waiter, payer)),
+            ("in_waiter_bytes", offset_of!(Waiter, bytes)),
+            ("in_waiter_deadline", offset_of!(Waiter, deadline)),
+            ("in_waiter_since", offset_of!(Waiter, since)),
+            ("waiting", state::WAITING as usize),
+            ("held", state::HELD as usize),
+        ]
     }
 
     pub(crate) fn each_mapping<P: Platform>(&self, platform: &P, each: &mut dyn FnMut(usize, usize)) {

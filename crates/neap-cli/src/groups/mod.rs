@@ -210,7 +210,7 @@ impl ReadGroups {
             haste,
             |haste| ReadGroups::at(&ControlChannel::of(process, page)?.with_haste(haste), allowance),
             |memory, layout| {
-                let seen = in_memory::read(memory, layout, MemoryLayout::of(page, "per_cpu"), allowance)?;
+                let seen = in_memory::read(memory, layout, page, allowance)?;
                 seen.finished(process.pid, allowance).map(Some)
             },
         )

@@ -59,8 +59,7 @@ pub(super) fn write(
     if seen.is_from_memory {
         writeln!(
             output,
-            "No thread of the process answered, so its memory was read: freed objects in caches count as used. Charges \
-             that wait, and bytes of deleted groups, are not shown."
+            "No thread of the process answered, so its memory was read: freed objects in caches count as used."
         )?;
     }
     write_waiting(output, seen)
@@ -79,7 +78,6 @@ fn shown(group: Option<&ReportedGroup>) -> &str {
 pub(super) fn write_dead(output: &mut dyn Write, seen: &ReadGroups) -> io::Result<()> {
     writeln!(output, "\nDeleted groups that wait for a grace period: {}.", seen.dying)?;
     match seen.gone.len() {
-        _ if seen.is_from_memory => writeln!(output, "Ids of deleted groups were not read.")?,
         0 => writeln!(output, "No id of a deleted group is in use.")?,
         count => writeln!(
             output,

@@ -203,7 +203,7 @@ pub(crate) fn mapped_pages(pid: u32) -> Vec<u64> {
 /// Uses the manager of a test, and of roles without the library, which has a page only if it is
 /// used before the harness has a second thread.
 extern "C" fn use_early() {
-    if matches!(std::env::var(ROLE).as_deref(), Err(_) | Ok("cache" | "caches" | "percpu")) {
+    if matches!(std::env::var(ROLE).as_deref(), Err(_) | Ok("cache" | "caches" | "percpu" | "tenants")) {
         // SAFETY: just allocated.
         unsafe { neap::process::PROCESS.free(neap::process::PROCESS.allocate(1)) };
     }
@@ -297,6 +297,33 @@ fn program() {
             });
             say("ended");
             wait();
+        }
+        "tenants" => {
+            use neap::groups::{Bound, Group};
+            let objects = |group: Group, count: usize, size: usize| -> Vec<*mut u8> {
+                let _inside = group.enter().unwrap();
+                (0..count).map(|_| neap::process::PROCESS.allocate(size)).collect()
+            };
+            let acme = Group::create("acme").unwrap();
+            let mut kept = objects(acme, 100, 500);
+            // Bytes that stay with deleted groups, one of which inherits from the other.
+            for name in ["gone", "gone/inner"] {
+                kept.extend(objects(Group::create(name).unwrap(), 10, 1000));
+            }
+            for name in ["gone/inner", "gone"] {
+                Group::find(name).unwrap().delete().unwrap();
+            }
+            acme.set(Bound::Max, 1 << 20).unwrap();
+            std::thread::scope(|scope| {
+                for bytes in [900_000, 990_000, 980_000] {
+                    scope.spawn(move || {
+                        let _charge = acme.charge_or_wait(bytes, Duration::from_secs(3600)).unwrap();
+                        wait();
+                    });
+                }
+                say("tenants");
+                wait();
+            });
         }
         "holds" => {
             // Sizes of classes, and runs of whole pages.

@@ -14,7 +14,7 @@ use core::fmt::{self, Display, Write};
 use core::sync::atomic::Ordering;
 use neap_base::gate::Inside;
 use neap_base::platform::{Linux, Platform};
-use neap_groups::GroupCount;
+use neap_groups::{GroupCount, Groups};
 use neap_objects::cpu_caches::{CacheMode, FenceCounts};
 use neap_objects::reuse::GrowthBeside;
 use neap_objects::size_class::Class;
@@ -24,7 +24,7 @@ use neap_percpu::PerCpuData;
 
 /// Most bytes of text for the numbers of the whole, and of a class, a CPU and a node. neap cuts off
 /// longer lists.
-const ROOM: [usize; 4] = [10 << 10, 128, 128, 512];
+const ROOM: [usize; 4] = [12 << 10, 128, 128, 512];
 /// The most bytes of text.
 const MOST: usize = 64 << 10;
 /// Most times that the numbers are read until they add up. Their parts are read at slightly
@@ -181,6 +181,10 @@ impl<P: Platform> Core<P> {
     fn describe_memory(&self, text: &mut Text<'_>) -> fmt::Result {
         write!(text, "\"memory\":{{\"groups\":")?;
         write_layout(text, self.groups.get().map(|groups| groups.memory_layout(&self.objects.platform)))?;
+        write!(text, ",\"group_ids\":")?;
+        write_layout(text, self.groups.get().map(Groups::ids_layout))?;
+        write!(text, ",\"group_waits\":")?;
+        write_layout(text, self.groups.get().map(Groups::waits_layout))?;
         write!(text, ",\"per_cpu\":")?;
         write_layout(text, self.per_cpu.get().map(PerCpuData::memory_layout))?;
         write!(text, ",\"stacks\":")?;

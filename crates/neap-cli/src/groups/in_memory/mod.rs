@@ -2,56 +2,73 @@
 //! memory](crate::look::remote_memory).
 //!
 //! The process writes the numbers without a lock that this command could take, so they are of one
-//! moment only while the process sleeps. Not read are charges that wait, bytes of deleted groups,
-//! and charged bytes of freed objects in caches, which count as used.
+//! moment only while the process sleeps.
+//!
+//! | numbers | file |
+//! |---|---|
+//! | groups, kinds, stocks | this one |
+//! | tables of entries | `table` |
+//! | groups behind ids, deleted groups | `ids` |
+//! | charges that wait | `waits` |
+//!
+//! Not read are charged bytes of freed objects in caches, which count as used.
+
+mod ids;
+mod table;
+mod waits;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use neap::groups::{Bound, Event, Kind};
 
 use super::{ENTRY, ReadGroups, ReportedGroup};
 use crate::look::allowance::{ALLOCATION, Allowance};
 use crate::look::control_channel::name_of;
 use crate::look::remote_memory::{MemoryLayout, RemoteMemory, long_at, short_at, words_of};
-use crate::look::stat_reader::monotonic;
+use crate::look::stat_reader::{Page, monotonic};
+use ids::Ids;
+use table::{MOST_OF_ENTRY, RemoteTable};
 
-/// Most bytes of a group, of a line of stocks, and of the numbers in it.
-const MOST_OF_GROUP: usize = 4096;
 /// Most CPUs, and most nodes.
 const MOST_CPUS: usize = 8192;
 const MOST_NODES: usize = 1024;
 /// Most classes of offsets of per-CPU data.
 const MOST_CLASSES: usize = 2048;
-/// Most slots of groups, and the groups that are read at once.
-const MOST_SLOTS: u64 = 1 << 24;
-const AT_ONCE: usize = 256;
-/// Chunks of the table of groups.
-const MOST_CHUNKS: usize = 16;
 
 /// The groups of the table, in the order of their slots.
 #[derive(Default)]
-struct TableEntries {
-    /// `parent` is a slot until [`TableEntries::name_parents`] replaces it.
-    groups: Vec<ReportedGroup>,
-    slots: Vec<u64>,
-    /// Words that lead to the groups' per-CPU counts.
-    counts: Vec<u64>,
+struct TableEntries(Vec<TableEntry>);
+
+/// A group of the table. Its parent is a slot.
+struct TableEntry {
+    group: ReportedGroup,
+    slot: u64,
+    parent: u64,
+    /// Word that leads to the group's per-CPU counts.
+    counts: u64,
+    /// The oldest charge that waits here, plus one, and microseconds of rest after reclaim.
+    first_waiter: u64,
+    rest: u64,
 }
 
 impl TableEntries {
-    /// Replaces each parent's slot by its id. A group that was read before its parent was made gets
-    /// an id that no group has, and is left out later.
-    fn name_parents(&mut self) {
-        let ids: Vec<u64> = self.groups.iter().map(|group| group.id).collect();
-        for (group, &slot) in self.groups.iter_mut().zip(&self.slots) {
-            group.parent = match self.slots.binary_search(&group.parent) {
-                _ if slot == 0 => 0,
-                Ok(at) => ids[at],
-                Err(_) => u64::MAX,
-            };
-        }
+    /// Returns the group in a slot.
+    fn at(&self, slot: u64) -> Option<&TableEntry> {
+        self.0.binary_search_by_key(&slot, |entry| entry.slot).ok().map(|at| &self.0[at])
+    }
+
+    /// Returns the groups with their parents' ids. A group that was read before its parent was made
+    /// gets an id that no group has, and is left out later.
+    fn groups(mut self) -> Vec<ReportedGroup> {
+        let parent = |entry: &TableEntry| match self.at(entry.parent) {
+            _ if entry.slot == 0 => 0,
+            parent => parent.map_or(u64::MAX, |parent| parent.group.id),
+        };
+        let parents: Vec<u64> = self.0.iter().map(parent).collect();
+        self.0.iter_mut().zip(parents).for_each(|(entry, parent)| entry.group.parent = parent);
+        self.0.into_iter().map(|entry| entry.group).collect()
     }
 }
 
@@ -59,22 +76,36 @@ impl TableEntries {
 pub(super) fn read(
     memory: &RemoteMemory<'_>,
     layout: MemoryLayout<'_>,
-    per_cpu: Option<MemoryLayout<'_>>,
+    page: &Page,
     allowance: &Allowance,
 ) -> Result<ReadGroups> {
     let parts = ["bounds", "kinds", "events"].map(|name| layout.get(name).ok());
     let expected = [Bound::ALL.len(), Kind::ALL.len(), Event::ALL.len()].map(|length| Some(length as u64));
     ensure!(parts == expected, "its groups are of another version of neap");
+    let part = |name| MemoryLayout::of(page, name).with_context(|| format!("its page has no layout of {name}"));
     let mut entries = entries(memory, layout, allowance)?;
-    entries.name_parents();
-    if let Some(per_cpu) = per_cpu {
+    if let Some(per_cpu) = MemoryLayout::of(page, "per_cpu") {
         read_kinds(memory, layout, per_cpu, &mut entries, allowance)?;
     }
     let [dying, known, fences] =
         memory.shorts([layout.get("at_dying")?, layout.get("at_ids")?, layout.get("at_fences")?])?;
+    let ids = Ids::read(memory, part("group_ids")?, allowance)?;
+    let id_bits = layout.size("id_bits", 63)?;
+    let waiting = waits::read(memory, part("group_waits")?, id_bits, &entries, &ids, allowance)?;
+    let mut unused = BTreeMap::new();
+    let mut add = |id: u64, bytes: u64| -> Result<()> {
+        let Some(group) = ids.group_of(id, &entries) else { return Ok(()) };
+        allowance.take(if unused.contains_key(&group) { 0 } else { ENTRY })?;
+        let sum: &mut u64 = unused.entry(group).or_default();
+        *sum = sum.saturating_add(bytes);
+        Ok(())
+    };
+    stocked(memory, layout)?.into_iter().try_for_each(|(id, bytes)| add(id, bytes))?;
     Ok(ReadGroups {
-        unused: stocked(memory, layout, allowance)?,
-        groups: entries.groups,
+        unused,
+        gone: ids.gone(&entries, allowance)?,
+        waiting,
+        groups: entries.groups(),
         dying,
         ids: known,
         fences,
@@ -86,39 +117,21 @@ pub(super) fn read(
 
 /// Reads the groups of all slots in use.
 fn entries(memory: &RemoteMemory<'_>, layout: MemoryLayout<'_>, allowance: &Allowance) -> Result<TableEntries> {
-    let [slots] = memory.shorts([layout.get("at_slots")?])?;
-    let (length, first) = (layout.size("group_length", MOST_OF_GROUP)?, layout.get("first_chunk")?);
-    ensure!(slots <= MOST_SLOTS && length > 0 && first > 0, "{slots} slots of groups");
-    let chunks = memory.words(layout.get("chunks_table")?, MOST_CHUNKS)?;
-    // The first chunk is as long as the second, and each later one as long as all before it.
-    let (mut entries, mut start, mut chunk_length) = (TableEntries::default(), 0_u64, first);
-    for (number, &chunk) in chunks.iter().enumerate() {
-        let end = start.saturating_add(chunk_length).min(slots);
-        for from in (start..end).step_by(AT_ONCE) {
-            let count = (end - from).min(AT_ONCE as u64) as usize;
-            let address = chunk.saturating_add((from - start) * length as u64);
-            let bytes = memory.read(vec![(address, count * length)])?;
-            for (slot, bytes) in (from..).zip(bytes.chunks_exact(length)) {
-                if let Some((group, counts)) = entry(layout, bytes)? {
-                    allowance.take(size_of::<ReportedGroup>() + group.name.len() + 2 * ALLOCATION + 3 * 8)?;
-                    entries.groups.push(group);
-                    entries.slots.push(slot);
-                    entries.counts.push(counts);
-                }
-            }
+    let table = RemoteTable { layout, chunks: "chunks_table", count: "at_slots", length: "group_length" };
+    let mut entries = TableEntries::default();
+    table.each(memory, &mut |slot, bytes| {
+        if let Some(entry) = entry(layout, slot, bytes)? {
+            allowance.take(size_of::<TableEntry>() + entry.group.name.len() + 2 * ALLOCATION)?;
+            entries.0.push(entry);
         }
-        (start, chunk_length) = (end, if number == 0 { first } else { chunk_length.saturating_mul(2) });
-        if start == slots {
-            break;
-        }
-    }
+        Ok(())
+    })?;
     Ok(entries)
 }
 
-/// Reads an entry of the table: the group, with its parent's slot as `parent`, and the word of its
-/// counts. `None` for a free slot, and for a group that is being deleted.
-fn entry(layout: MemoryLayout<'_>, bytes: &[u8]) -> Result<Option<(ReportedGroup, u64)>> {
-    let at = |name: &str| layout.size(name, MOST_OF_GROUP);
+/// Reads an entry of the table. `None` for a free slot, and for a group that is being deleted.
+fn entry(layout: MemoryLayout<'_>, slot: u64, bytes: &[u8]) -> Result<Option<TableEntry>> {
+    let at = |name: &str| layout.size(name, MOST_OF_ENTRY);
     let long = |name: &str| at(name).map(|at| long_at(bytes, at));
     let short = |name: &str| at(name).map(|at| short_at(bytes, at));
     let id = long("in_group_id")?;
@@ -138,7 +151,6 @@ fn entry(layout: MemoryLayout<'_>, bytes: &[u8]) -> Result<Option<(ReportedGroup
     };
     let group = ReportedGroup {
         id,
-        parent: short("in_group_parent")?,
         name: name_of(short("in_group_name_length")?, &words_of(bytes.get(name).unwrap_or_default())),
         charged: long("in_group_usage")?,
         peak: long("in_group_peak")?,
@@ -148,7 +160,14 @@ fn entry(layout: MemoryLayout<'_>, bytes: &[u8]) -> Result<Option<(ReportedGroup
         local_events: core::array::from_fn(|at| list(local, at)),
         ..ReportedGroup::default()
     };
-    Ok(Some((group, long("in_group_counts")?)))
+    Ok(Some(TableEntry {
+        group,
+        slot,
+        parent: short("in_group_parent")?,
+        counts: long("in_group_counts")?,
+        first_waiter: short("in_group_first_waiter")?,
+        rest: short("in_group_rest")?,
+    }))
 }
 
 /// Adds up the bytes of each group by kind. A group has a word for each node and kind on each CPU.
@@ -164,9 +183,8 @@ fn read_kinds(
     ensure!(cpus > 0 && nodes > 0, "{cpus} CPUs and {nodes} nodes");
     let length = nodes * Kind::ALL.len() * 8;
     let mut offsets: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-    let counted = entries.groups.iter_mut().zip(&entries.counts).filter(|(_, counts)| **counts != 0);
-    for (group, counts) in counted {
-        let (address, class) = (counts & ((1 << bits) - 1), counts >> bits);
+    for TableEntry { group, counts, .. } in entries.0.iter_mut().filter(|entry| entry.counts != 0) {
+        let (address, class) = (*counts & ((1 << bits) - 1), *counts >> bits);
         ensure!(class < MOST_CLASSES as u64, "class {class} of per-CPU data");
         let offsets = match offsets.entry(class) {
             Entry::Vacant(vacant) => {
@@ -186,20 +204,13 @@ fn read_kinds(
     Ok(())
 }
 
-/// Adds up the bytes in stocks by group.
-fn stocked(memory: &RemoteMemory<'_>, layout: MemoryLayout<'_>, allowance: &Allowance) -> Result<BTreeMap<u64, u64>> {
+/// Returns the ids of groups in stocks, and their bytes there.
+fn stocked(memory: &RemoteMemory<'_>, layout: MemoryLayout<'_>) -> Result<Vec<(u64, u64)>> {
     let (cpus, stride) = (layout.size("stocks_cpus", MOST_CPUS)?, layout.get("stocks_stride")?);
-    let (words, bits) = (layout.size("stocks_words", MOST_OF_GROUP / 8)?, layout.size("stock_bytes_bits", 63)?);
+    let (words, bits) = (layout.size("stocks_words", MOST_OF_ENTRY / 8)?, layout.size("stock_bytes_bits", 63)?);
     let (table, id_bits) = (layout.get("stocks_table")?, layout.size("id_bits", 63)?);
     let lines = (0..cpus as u64).map(|cpu| (table.wrapping_add(cpu.wrapping_mul(stride)), words * 8));
-    let mut unused: BTreeMap<u64, u64> = BTreeMap::new();
-    for word in words_of(&memory.read(lines.collect())?) {
-        let (bytes, id) = (word & ((1 << bits) - 1), word >> bits & ((1 << id_bits) - 1));
-        if bytes > 0 {
-            allowance.take(ENTRY)?;
-            let sum = unused.entry(id).or_default();
-            *sum = sum.saturating_add(bytes);
-        }
-    }
-    Ok(unused)
+    let words = words_of(&memory.read(lines.collect())?).into_iter();
+    let parts = words.map(|word| (word >> bits & ((1 << id_bits) - 1), word & ((1 << bits) - 1)));
+    Ok(parts.filter(|(_, bytes)| *bytes > 0).collect())
 }
