@@ -103,16 +103,23 @@ mod tests {
         (0..cpus).map(|cpu| [7, 7].into_iter().chain(stacks(cpu)).collect()).collect()
     }
 
-    fn seen(layout: &Map<String, Value>) -> Result<(Vec<(usize, usize, u64)>, usize)> {
+    #[derive(Debug, PartialEq)]
+    struct Seen {
+        /// CPU, class and number of objects of each stack.
+        stacks: Vec<(usize, usize, u64)>,
+        reads: usize,
+    }
+
+    fn seen(layout: &Map<String, Value>) -> Result<Seen> {
         let allowance = Allowance::new(Duration::from_secs(1000));
         let (memory, reads) = counted(&allowance);
-        let mut seen = Vec::new();
+        let mut stacks = Vec::new();
         let see = &mut |stack: SeenStack| {
-            seen.push((stack.cpu, stack.class, stack.count));
+            stacks.push((stack.cpu, stack.class, stack.count));
             Ok(())
         };
         each(&memory, MemoryLayout::made_up(layout), CLASSES, see)?;
-        Ok((seen, reads.load(core::sync::atomic::Ordering::Relaxed)))
+        Ok(Seen { stacks, reads: reads.load(core::sync::atomic::Ordering::Relaxed) })
     }
 
     #[test]
@@ -121,10 +128,9 @@ mod tests {
         // Every third CPU has no region.
         let address = |(cpu, region): (usize, &Vec<u64>)| if cpu % 3 == 2 { 0 } else { region.as_ptr().addr() as u64 };
         let table: Vec<u64> = regions.iter().enumerate().map(address).collect();
-        let (seen, reads) = seen(&layout(&table)).unwrap();
         let stacks = |cpu| (0..(CLASSES - 1) * OF_CLASS).map(move |at| (cpu, 1 + at / OF_CLASS, (cpu + at) as u64));
-        let expected: Vec<_> = (0..CPUS_MAX).filter(|cpu| cpu % 3 != 2).flat_map(stacks).collect();
-        assert_eq!((seen, reads), (expected, 2));
+        let stacks = (0..CPUS_MAX).filter(|cpu| cpu % 3 != 2).flat_map(stacks).collect();
+        assert_eq!(seen(&layout(&table)).unwrap(), Seen { stacks, reads: 2 });
     }
 
     #[test]
@@ -145,7 +151,7 @@ mod tests {
         for (name, value) in [("stacks_of_class", 0), ("stack_length", 0)] {
             let mut empty = good.clone();
             empty.insert(name.to_string(), value.into());
-            assert_eq!(seen(&empty).unwrap(), (Vec::new(), 0), "{name}");
+            assert_eq!(seen(&empty).unwrap(), Seen { stacks: Vec::new(), reads: 0 }, "{name}");
         }
         let (length, classes) = (STACK_BYTES_MAX, STACKS_BYTES_MAX / STACK_BYTES_MAX / OF_CLASS + 2);
         let mut large = good.clone();
