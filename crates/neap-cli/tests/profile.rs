@@ -350,11 +350,12 @@ fn late_profile_has_the_stacks_of_what_lives_long() {
     let held: f64 =
         object["stacks"].as_array().unwrap().iter().filter(of_hold).map(|stack| number(&stack["live"]["bytes"])).sum();
     assert!((held / 6e6 - 1.0).abs() < 0.1, "{held} bytes for 6 MB: {object}");
-    // neap's own thread and its creation may have a sample, too, whose stack may be incomplete.
-    for count in ["samples_without_stack", "stacks_incomplete"] {
-        assert!(object[count].as_u64() < Some(3), "{count}: {object}");
-    }
-    assert_eq!((&object["samples_not_kept"], &object["damaged_blocks"]), (&0.into(), &0.into()), "{object}");
+    // neap's own thread may have a sample, too.
+    assert!(object["samples_without_stack"].as_u64() < Some(3) && object["samples_not_kept"] == 0, "{object}");
+    // So may its creation, whose stack is deeper than its copy.
+    let creates = |stack: &&Value| stack["frames"].to_string().contains("pthread_create");
+    let created = object["stacks"].as_array().unwrap().iter().filter(creates).count() as u64;
+    assert!(object["stacks_incomplete"].as_u64() <= Some(created) && object["damaged_blocks"] == 0, "{object}");
     program.go_on();
 }
 

@@ -344,6 +344,8 @@ impl<P: Platform> Objects<P> {
                 u64::from(near.release(&self.platform, wanted, effort, &|| false).released)
             };
             let whole = release(resident / 32, most, Effort::Whole);
+            // Parts of whole huge pages go last, and few of a heap that is hardly larger than a
+            // small one.
             let kept = (resident / 32).max(UNUSED_BYTES_MIN >> self.pages.page_shift());
             let parts = most.saturating_sub(whole).min(self.pages.beyond_small());
             let released = whole + release(kept + whole, parts, Effort::Sparing);

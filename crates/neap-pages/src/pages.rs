@@ -272,13 +272,17 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (mut is_huge, mut room) = (false, u32::MAX);
         let run = self.acquire(platform, wanted, |buddy, most| {
             room = most.saturating_sub(pages);
-            let resident = buddy.managed - buddy.free + buddy.backed_free;
-            is_huge = self.arena.is_worth_huge(pages, resident.saturating_add(pages));
-            // The run begins at a huge page, so its first pages are part of one.
-            let aligned = is_huge.then(|| buddy.allocate_run(pages, align_pages.max(HUGE.pages()))).flatten();
-            let run = aligned.or_else(|| buddy.allocate_run(pages, align_pages))?;
+            let resident = |buddy: &Buddy| buddy.managed - buddy.free + buddy.backed_free;
+            let run = if self.arena.is_worth_huge(pages, resident(buddy).saturating_add(pages)) {
+                // Memory that is there comes first. Fresh memory begins at a huge page.
+                let backed = buddy.allocate_backed_run(pages, align_pages);
+                backed.or_else(|| buddy.allocate_run(pages, align_pages.max(HUGE.pages())))
+            } else {
+                None
+            };
+            let run = run.or_else(|| buddy.allocate_run(pages, align_pages))?;
             // Pages that have memory already do not become huge pages.
-            is_huge &= buddy.count_backed(run.pfn, pages) < pages;
+            is_huge = self.arena.is_worth_huge(pages, resident(buddy)) && buddy.count_backed(run.pfn, pages) < pages;
             Some(run)
         })?;
         if is_huge {
@@ -465,11 +469,6 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Resident pages, used and free.
     pub fn resident(&self) -> u32 {
         self.zone.lock().resident()
-    }
-
-    /// The most pages that were resident so far.
-    pub(crate) fn peak(&self) -> u32 {
-        self.zone.peak()
     }
 
     /// Free pages of the zone. Handed-out, listed and travelling pages do not count.

@@ -37,8 +37,8 @@ use neap_base::{Order, Pfn, Platform};
 
 /// The largest order of a requested block that leads to population.
 pub(crate) const LARGEST: Order = Order(8);
-/// With at least this many pages in use or backed, beyond the pages that lists keep, threads
-/// populate blocks: 3 MiB.
+/// With at least this many pages in use or backed, beyond the pages that lists keep, a thread
+/// populates the first block: 3 MiB.
 const FLOOR_PAGES: u32 = 768;
 /// The fewest pages in use or backed with which a block of [`Touched::one_more`] is populated, and
 /// any block once the zone has populated one: 2 MiB.

@@ -20,7 +20,7 @@ impl<P: Platform> NodePages<P> {
 
     /// Whether the heap has huge pages and was never larger than a small heap.
     pub fn was_always_small(&self) -> bool {
-        self.all().map(|pages| u64::from(pages.peak())).sum::<u64>() <= self.small()
+        self.all().map(|pages| u64::from(pages.zone.peak())).sum::<u64>() <= self.small()
     }
 
     fn small(&self) -> u64 {

@@ -9,7 +9,7 @@ pub(crate) const CHUNK: u32 = 1024;
 pub(crate) const CHUNK_ORDER: Order = Order(CHUNK.trailing_zeros() as u8);
 
 /// Order of 2 MiB of small pages.
-pub(crate) const HUGE: Order = Order(9);
+pub const HUGE: Order = Order(9);
 /// Size of the huge pages that neap uses, in bytes.
 pub(crate) const HUGE_BYTES: usize = 2 << 20;
 

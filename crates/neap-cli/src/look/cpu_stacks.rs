@@ -32,13 +32,13 @@ pub(crate) fn layout(page: &Page) -> Result<MemoryLayout<'_>> {
     MemoryLayout::of(page, "stacks").context("its page has no layout of stacks")
 }
 
-/// Calls `each` with every stack of every CPU that has some. Reads once for the table of CPUs, and
+/// Calls `see` with every stack of every CPU that has some. Reads once for the table of CPUs, and
 /// once for each [`AT_ONCE`] bytes of stacks.
 pub(crate) fn each(
     memory: &RemoteMemory<'_>,
     layout: MemoryLayout<'_>,
     classes: usize,
-    each: &mut dyn FnMut(SeenStack) -> Result<()>,
+    see: &mut dyn FnMut(SeenStack) -> Result<()>,
 ) -> Result<()> {
     let cpus = layout.size("cpus", CPUS_MAX)?;
     let (first, stride) = (layout.get("regions_table")?, layout.get("regions_stride")?);
@@ -65,7 +65,7 @@ pub(crate) fn each(
                 let [head, bottom, end] = [head, bottom, end].map(|at| long_at(stack, at));
                 // Class 0 has no stacks.
                 let (class, count) = (1 + number / of_class, head.saturating_sub(bottom) / 8);
-                each(SeenStack { cpu: *cpu, class, count, is_active: end != bottom })?;
+                see(SeenStack { cpu: *cpu, class, count, is_active: end != bottom })?;
             }
         }
     }

@@ -196,6 +196,24 @@ fn run_with_huge_pages_begins_at_one() {
     }
 }
 
+/// Memory that is there serves a run before fresh memory does, although it begins at no huge page.
+#[test]
+fn run_takes_blocks_side_by_side_before_fresh_huge_pages() {
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &huge()).unwrap();
+    let take = |pages| o.pages.allocate_run(&machine, pages, 1).unwrap().pfn;
+    let rest = take(2 * CHUNK);
+    let runs = [(); 4].map(|()| take(PART / 2));
+    runs[1..3].iter().for_each(|run| o.pages.free_run(&machine, *run, PART / 2));
+    o.pages.drain_all(&machine);
+    let grown = o.pages.grown();
+    assert_eq!((take(PART), o.pages.grown()), (runs[1], grown), "{runs:?}");
+    for (run, pages) in [(rest, 2 * CHUNK), (runs[0], PART / 2), (runs[1], PART), (runs[3], PART / 2)] {
+        o.pages.free_run(&machine, run, pages);
+    }
+    o.pages.verify().unwrap();
+}
+
 /// Pages released from memory that may be huge are made small first, and do not allow huge pages
 /// when they go.
 #[test]

@@ -352,7 +352,6 @@ mod tests {
         unsafe { mm.close() };
     }
 
-    /// The system gives huge pages to every mapping, and moves one mapping at a time.
     /// Free pages between runs in use cannot serve longer runs. Growth replaces all of them in a
     /// large heap, and none that are parts of huge pages in a small one.
     #[test]
@@ -376,6 +375,7 @@ mod tests {
         }
     }
 
+    /// The system gives huge pages to every mapping, and moves one mapping at a time.
     #[test]
     fn a_run_with_huge_pages_moves_and_has_them_afterwards() {
         let mut mm = opened(Virtual::new(4096, 1).with_huge_pages_for_all());

@@ -20,7 +20,8 @@
 //!
 //! A heap that never was larger than a small one
 //! ([`NodePages::was_always_small`](neap_pages::NodePages::was_always_small)) returns whole huge
-//! pages alone. They are worth more than the little that it keeps.
+//! pages alone. They are worth more than the little that it keeps. If that leaves the surplus above
+//! its bound, the next look waits for frees of a quarter of the surplus. A look empties caches.
 //!
 //! A look reads every class cache. Before that, the free adds the free pages, which it can read at
 //! once, to the free objects of the last look and those freed since. If that sum is below the bound
@@ -48,7 +49,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use neap_base::gate::Inside;
 use neap_base::{Order, Platform};
 use neap_objects::objects::Punched;
-use neap_pages::Effort;
+use neap_pages::{Effort, HUGE};
 
 /// Bytes to which frees reduce the surplus, if nothing was learned.
 const LOW: u64 = 8 << 20;
@@ -73,8 +74,6 @@ const REFUSED: u64 = 64 << 20;
 /// The smallest free blocks that calls release while a burst is being freed: 16 pages. A call for
 /// each page would cost more than the page is worth, and blocks grow as their neighbours come free.
 const LEAST: Order = Order(4);
-/// The smallest free blocks that calls release of a small heap: whole huge pages.
-const WHOLE: Order = Order(9);
 /// Page lists with this many pages or fewer in all are not worth draining.
 const FEW_LISTED: u64 = 64;
 
@@ -132,18 +131,18 @@ impl<P: Platform> Core<P> {
         learned.learn(self.objects.pages.grown() << self.objects.pages.page_shift(), live, own, now);
         self.in_call.kept.store(learned.kept, Relaxed);
         let kept = learned.kept.max(keep);
-        let is_small = self.objects.pages.was_always_small();
-        let is_scattered = !is_small && learned.fruitless > 0 && surplus > self.resident() / 2;
+        let is_scattered = learned.fruitless > 0 && surplus > self.resident() / 2;
         let (low, high) = if is_scattered { (SCATTERED + kept, SCATTERED + kept) } else { (LOW + kept, HIGH + kept) };
         let mut next = high.saturating_sub(surplus).max(STEP);
         if surplus > high && !platform.is_isolated_cpu_in_use() {
             let most = (surplus - low).min(CALL_BYTES_MAX + own);
             let has_settled = learned.has_settled(live, now);
-            let scattered = !is_small && (has_settled && surplus > live / 2 || learned.is_late(surplus, pinning));
-            let least = match (scattered, is_small) {
-                (true, _) => Order(0),
-                (false, true) => WHOLE,
-                (false, false) => LEAST,
+            let is_small = self.objects.pages.was_always_small();
+            let scattered = has_settled && surplus > live / 2 || learned.is_late(surplus, pinning);
+            let least = match scattered {
+                _ if is_small => HUGE,
+                true => Order(0),
+                false => LEAST,
             };
             let worked = self.work_down(&inside, most, least, &|| mm.gate.is_closed());
             learned.give(worked.gone, now);
@@ -153,7 +152,6 @@ impl<P: Platform> Core<P> {
             } else if worked.more {
                 0
             } else if rest > high && is_small {
-                // A look empties caches, and may find no whole huge page that is free.
                 rest / 4
             } else if rest > high {
                 learned.after_stuck(rest, pinning, worked.gone)
@@ -338,6 +336,17 @@ mod tests {
         most
     }
 
+    /// Frees a block. Returns whether the free looked.
+    fn looks_at(mm: &Mm<Virtual>, block: *mut u8) -> bool {
+        let left = &mm.core().unwrap().in_call.left;
+        // A look that leaves 0 differs from a free that does not look.
+        let before = left.load(Relaxed).max(1);
+        left.store(before, Relaxed);
+        // SAFETY: the block is the caller's.
+        unsafe { mm.free(block) };
+        left.load(Relaxed) > before || left.load(Relaxed) == 0
+    }
+
     /// Allocates a block, and frees it.
     fn pair(mm: &Mm<Virtual>, size: usize) {
         let block = mm.allocate(size);
@@ -384,6 +393,19 @@ mod tests {
             }
             close(mm);
         }
+    }
+
+    /// A look empties caches. In a small heap whose huge pages are all in use that is in vain.
+    #[test]
+    fn small_heap_is_seldom_looked_at() {
+        let mm = open(Virtual::new(4096, 1));
+        let blocks: Vec<*mut u8> = (0..20 * MIB / 500).map(|_| mm.allocate(500)).collect();
+        // One of 64 stays: one or more in each huge page.
+        let freed = blocks.iter().enumerate().filter(|(n, _)| n % 64 > 0);
+        let looks = freed.filter(|(_, block)| looks_at(&mm, **block)).count();
+        assert!(surplus(&mm) > 12 * MIB, "{}", surplus(&mm));
+        assert!((1..40).contains(&looks), "{looks} looks");
+        close(mm);
     }
 
     /// A look reads every class cache. A buffer that is freed and allocated again needs none.
@@ -592,18 +614,9 @@ mod tests {
     fn objects_that_keep_pages_do_not_make_every_free_look() {
         let mm = open(Virtual::new(4096, 1));
         let blocks: Vec<*mut u8> = (0..200_000).map(|_| mm.allocate(500)).collect();
-        let core = mm.core().unwrap();
-        let left = &core.in_call.left;
-        let mut looks = 0;
         // One of eight stays, so every page is in use.
-        for &block in blocks.iter().enumerate().filter(|(n, _)| n % 8 > 0).map(|(_, block)| block) {
-            // A look that leaves 0 differs from a free that does not look.
-            let before = left.load(Relaxed).max(1);
-            left.store(before, Relaxed);
-            // SAFETY: the blocks are this test's.
-            unsafe { mm.free(block) };
-            looks += u32::from(left.load(Relaxed) > before || left.load(Relaxed) == 0);
-        }
+        let freed = blocks.iter().enumerate().filter(|(n, _)| n % 8 > 0);
+        let looks = freed.filter(|(_, block)| looks_at(&mm, **block)).count();
         assert!(surplus(&mm) > 64 * MIB, "{}", surplus(&mm));
         assert!(looks < 200, "{looks} looks");
         close(mm);
