@@ -8,9 +8,9 @@
 //!
 //! - If the system gives huge pages to every mapping (`always`), each run with such a part allows
 //!   them.
-//! - If the system gives huge pages on request (`madvise`), a run allows them if it is at most as
-//!   long as the rest of the resident memory. A sparse run then at most doubles the resident
-//!   memory. The arrays of a growing program get memory without a fault for each small page.
+//! - If the system gives huge pages on request (`madvise`), a run allows them by the rule
+//!   [`at_most_doubles`]. The arrays of a growing program get memory without a fault for each small
+//!   page.
 //! - If the system gives none (`never`, or to this process), no run asks for them.
 //!
 //! A run of small pages that grows out of its place is copied, up to [`COPIED_PAGES_MAX`], if the
@@ -37,7 +37,7 @@
 
 use crate::arena::{Arena, IN_RUNS};
 use crate::shape::MARKED;
-use crate::units::{CHUNK, HUGE, huge_page_supply};
+use crate::units::{CHUNK, HUGE, at_most_doubles, huge_page_supply};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::platform::{HugePageSupply, memory::HugePages};
@@ -89,7 +89,8 @@ impl Arena {
     /// and the run as if it were resident.
     pub(crate) fn is_worth_huge(&self, pages: u32, resident: u32) -> bool {
         let HugeRuns { wanted, supply, .. } = self.huge_runs;
-        wanted && pages >= UNIT && (supply == HugePageSupply::Everywhere || pages <= resident / 2)
+        let is_everywhere = supply == HugePageSupply::Everywhere;
+        wanted && pages >= UNIT && (is_everywhere || at_most_doubles(pages, resident.saturating_sub(pages)))
     }
 
     /// Allows huge pages in the part that a run gains when it grows from `old` to `new` pages. If

@@ -3,10 +3,11 @@
 //!
 //! # Design
 //!
-//! A small block may have to come from an aligned block of 2 MiB without any memory. If the zone is
-//! large enough that a huge page wastes little, the allocating thread detaches the block, populates
-//! it as a huge page, and puts it back as backed. Several threads may populate, each a block of its
-//! own. While more pages are being populated than are resident, other threads wait.
+//! A small block may have to come from an aligned block of 2 MiB without any memory. If the
+//! resident memory [at most doubles](at_most_doubles), the allocating thread detaches the block,
+//! populates it as a huge page, and puts it back as backed. The first huge page waits for a larger
+//! zone, unless the block's class is known to take more. Several threads may populate, each a block
+//! of its own. While more pages are being populated than are resident, other threads wait.
 //!
 //! Allowing huge pages takes the process's mapping lock for writing, which waits for faults in the
 //! same mapping. So one thread allows huge pages for a batch of blocks. Meanwhile other threads
@@ -27,7 +28,7 @@ use crate::arena::Arena;
 use crate::buddy::{FoundBlock, Memory, UNBACKED};
 use crate::frames::State;
 use crate::shape::EarlyTables;
-use crate::units::HUGE;
+use crate::units::{HUGE, at_most_doubles};
 use crate::zone::{Inner, Touched, Zone, ZoneGuard};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -38,11 +39,8 @@ use neap_base::{Order, Pfn, Platform};
 /// The largest order of a requested block that leads to population.
 pub(crate) const LARGEST: Order = Order(8);
 /// With at least this many pages in use or backed, beyond the pages that lists keep, a thread
-/// populates the first block: 3 MiB.
+/// populates the first block, if it is none of [`Touched::one_more`]: 3 MiB.
 const FLOOR_PAGES: u32 = 768;
-/// The fewest pages in use or backed with which a block of [`Touched::one_more`] is populated, and
-/// any block once the zone has populated one: 2 MiB.
-const BULK_FLOOR_PAGES: u32 = 512;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH_BLOCKS_MAX: u32 = 64;
 /// A batch is at most this multiple of the resident memory. Each time huge pages are allowed for
@@ -136,9 +134,9 @@ impl Inner {
         let Touched { order, one_more, early } = block;
         let resident = self.used() + self.buddy.backed_free;
         let has_begun = self.population.pages > 0;
-        let floor = if one_more || has_begun { BULK_FLOOR_PAGES } else { self.population.floor };
-        let fits = self.resident_room() >= HUGE.pages();
-        if !self.population.enabled || order > LARGEST || resident < floor || !fits {
+        let is_worth = one_more || has_begun || resident >= self.population.floor;
+        let fits = at_most_doubles(HUGE.pages(), resident) && self.resident_room() >= HUGE.pages();
+        if !self.population.enabled || order > LARGEST || !is_worth || !fits {
             return None;
         }
         let found = self.buddy.find(order);

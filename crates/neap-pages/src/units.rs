@@ -22,6 +22,13 @@ pub(crate) fn huge_page_supply<P: Platform>(platform: &P, wanted: bool) -> HugeP
     if wanted && page * (page / 8) == HUGE_BYTES { platform.huge_page_supply() } else { HugePageSupply::None }
 }
 
+/// The rule by which blocks and runs have huge pages. `others` are the resident pages without
+/// `pages`. Even if the program touches one byte in each huge page, the resident memory at most
+/// doubles.
+pub(crate) const fn at_most_doubles(pages: u32, others: u32) -> bool {
+    pages <= others
+}
+
 /// Orders that have lists: 0 to 3.
 pub(crate) const LISTED_ORDERS: usize = 4;
 
