@@ -82,14 +82,15 @@ pub(crate) const FIGURE: &str = "figure: ";
 /// Last lines of output that are kept.
 const KEPT: usize = 40;
 
-/// The machine's first program: runs every line, and powers the machine off. It mounts a file
-/// system at /tmp, unless /tmp has tests, of a checkout below /tmp.
+/// The machine's first program: runs every line, and powers the machine off. It mounts cgroups of
+/// version 2, and a file system at /tmp, unless /tmp has tests, of a checkout below /tmp.
 pub(crate) fn init(lines: &[(&str, u32)]) -> String {
     let mut text = String::from(
         "#!/bin/busybox sh\n\
          export PATH=/bin PRELOAD=/lib/libneap_malloc.so RUST_BACKTRACE=0\n\
          /bin/busybox --install -s /bin\n\
          mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev\n\
+         mount -t cgroup2 none /sys/fs/cgroup; echo +memory >/sys/fs/cgroup/cgroup.subtree_control\n\
          mkdir -p /tmp /dev/shm /etc; mount -t tmpfs shm /dev/shm; cd /tmp\n\
          [ -n \"$(ls)\" ] || { mount -t tmpfs tmp /tmp; cd /tmp; }\n",
     );

@@ -70,8 +70,7 @@ echo \"$turns turns\"; [ $turns -gt 2 ]";
 /// With groups of version 2 the heap comes to its limit before the kernel kills, with one thread
 /// and with several.
 const CONTAINER_FULL: &str = "\
-g=/sys/fs/cgroup; mount -t cgroup2 none $g; echo +memory >$g/cgroup.subtree_control
-mkdir $g/full; echo 200M >$g/full/memory.max
+g=/sys/fs/cgroup; mkdir $g/full; echo 200M >$g/full/memory.max
 for threads in 1 2; do
   (echo 0 >$g/full/cgroup.procs
    NEAP=limit:auto,refuse:on LD_PRELOAD=$PRELOAD exec /programs/container fill $threads 120 185) || exit 1
@@ -105,6 +104,10 @@ cat seen; grep -q 'cgroup version 2' seen && grep -q 'Ancestors: all visible' se
 grep -q '^Limit: *150.0 MiB, of /sys/fs/cgroup/above$' seen || exit 1
 (echo 0 >$g/above/own/cgroup.procs; exec /programs/namespaced /bin/neap pressure) >seen || exit 1
 cat seen; grep -q 'Ancestors: some are hidden' seen && grep -q '^Limit: *1.0 GiB, of /sys/fs/cgroup$' seen";
+
+/// Events of a limit and stalls of a group notify, with privilege and without.
+const SIGNALS: &str = "\
+/tests/neap-pressure-kernel --include-ignored --test-threads 1 --nocapture --skip unprivileged::";
 
 /// Functions for servers with a cache in a container of 64 MiB, those of `neap bench wall`: `serve
 /// POLICY NEAP CACHE` starts one, `finish` succeeds if it was not killed.
@@ -184,6 +187,7 @@ const GUESTS: &[Guest] = &[
     guest("signals at every step", "LD_PRELOAD=$PRELOAD /programs/unwind_signals"),
     guest("burst_idle", "LD_PRELOAD=$PRELOAD /programs/burst_idle 4 16 64"),
     guest("a profile", PROFILE),
+    guest("signals of memory pressure", SIGNALS),
     guest("a container that is full", CONTAINER_FULL),
     guest("a container that shrinks", CONTAINER_SHRINKS),
     guest("a container in a container", CONTAINER_NESTED),
@@ -216,6 +220,7 @@ const GUESTS: &[Guest] = &[
     guest_on(Shape::Old, "thread_storm, old kernel", "LD_PRELOAD=$PRELOAD /programs/thread_storm 300"),
     guest_on(Shape::Old, "signals_and_migration, old kernel", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 15"),
     guest_on(Shape::Old, "burst_idle, old kernel", "LD_PRELOAD=$PRELOAD /programs/burst_idle 4 16 64"),
+    guest_on(Shape::Old, "signals of memory pressure, old kernel", SIGNALS),
     guest_on(Shape::Old, "a container that is full, old kernel", CONTAINER_FULL),
 ];
 
@@ -234,7 +239,7 @@ const PROGRAMS: &[&str] = &[
 ];
 
 /// Crates whose test programs the machine gets.
-const TESTED: &[&str] = &["neap-os", "neap-base", "neap"];
+const TESTED: &[&str] = &["neap-os", "neap-base", "neap-pressure", "neap"];
 
 /// Files of the machine's file system, by path.
 type Files = BTreeMap<String, initrd::Entry>;

@@ -1,0 +1,175 @@
+//! Triggers of a running kernel. Those of groups need root and a machine whose cgroups of version 2
+//! are free to use: `cargo xtask vm` runs them there.
+
+#![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
+
+use std::fs;
+use std::hint::black_box;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, id};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use neap_pressure::{Errno, Fired, Sensor, Signal, SignalState, StallWindow, Subject, System, Trigger};
+
+const ROOT: &str = "/sys/fs/cgroup";
+/// Where a group is throttled.
+const HIGH: usize = 32 << 20;
+/// Most milliseconds that a notification may take, against a hang.
+const PATIENCE: u32 = 60_000;
+/// A user without privilege.
+const OTHER_USER: u32 = 65534;
+
+/// A group of version 2 that has this process as its only one.
+struct Group(PathBuf);
+
+impl Group {
+    fn with_this_process(name: &str) -> Group {
+        let group = Path::new(ROOT).join(name);
+        fs::create_dir(&group).unwrap();
+        fs::write(group.join("memory.high"), HIGH.to_string()).unwrap();
+        fs::write(group.join("cgroup.procs"), id().to_string()).unwrap();
+        Group(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        fs::write(Path::new(ROOT).join("cgroup.procs"), id().to_string()).unwrap();
+        fs::remove_dir(&self.0).unwrap();
+    }
+}
+
+/// Arms one signal.
+fn arm(files: &System, signal: Signal, window: StallWindow) -> Trigger<System> {
+    let mut sensor = Box::new(Sensor::new(Subject::Own));
+    Trigger::arm(files, sensor.survey(files), &[signal], window)
+}
+
+fn state(trigger: &Trigger<System>) -> SignalState {
+    trigger.states().map(|(_, state)| state).next().unwrap()
+}
+
+/// Grows beyond `memory.high` and shrinks by 1 MiB, again and again, until the trigger notifies.
+/// The kernel throttles each time, by little.
+fn notified_of_growth(files: &System, trigger: &mut Trigger<System>) -> Fired {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let kept = vec![1_u8; HIGH];
+            while !is_over.load(Ordering::Relaxed) {
+                black_box((&kept, vec![1_u8; 1 << 20]));
+            }
+        });
+        let fired = trigger.wait(files, PATIENCE);
+        is_over.store(true, Ordering::Relaxed);
+        fired
+    })
+}
+
+#[test]
+#[ignore = "needs root and cgroups of version 2 that are free to use"]
+fn group_over_memory_high_notifies_by_its_events() {
+    let group = Group::with_this_process("events");
+    let files = System::new();
+    for signal in [Signal::EventsLocal, Signal::Events] {
+        let mut trigger = arm(&files, signal, StallWindow::DEFAULT);
+        assert_eq!(state(&trigger), SignalState::Usable, "{signal:?}");
+        // Without growth there is no notification.
+        assert_eq!(trigger.wait(&files, 100), Fired::Nothing);
+        match notified_of_growth(&files, &mut trigger) {
+            Fired::Limit(events) => assert!(events.high > 0 && events.oom_kill == 0, "{events:?}"),
+            fired => panic!("{fired:?}"),
+        }
+    }
+    drop(group);
+}
+
+/// With privilege the window may be half a second.
+#[test]
+#[ignore = "needs root and cgroups of version 2 that are free to use"]
+fn throttled_group_notifies_a_privileged_process_of_stalls() {
+    let group = Group::with_this_process("stalls");
+    let files = System::new();
+    let window = StallWindow { stall_us: 1_000, window_us: 500_000 };
+    let mut trigger = arm(&files, Signal::GroupPressure, window);
+    assert_eq!(state(&trigger), SignalState::Usable);
+    assert_eq!(notified_of_growth(&files, &mut trigger), Fired::Stall);
+    drop(group);
+}
+
+/// Runs a test of this program as a process without privilege, which may not be able to reach the
+/// program where it lies.
+fn without_privilege(test: &str) {
+    let copy = std::env::temp_dir().join(format!("neap-pressure-kernel-{}", id()));
+    fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let tests = ["--exact", test, "--ignored", "--nocapture"];
+    let output = Command::new(&copy).args(tests).uid(OTHER_USER).gid(OTHER_USER).output();
+    fs::remove_file(copy).unwrap();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    said.lines().filter(|line| line.starts_with("figure: ")).for_each(|line| println!("{line}"));
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+/// Linux 6.5 and later let a process without privilege wait for stalls of its group; some versions
+/// before refuse.
+#[test]
+#[ignore = "needs root and cgroups of version 2 that are free to use"]
+fn throttled_group_notifies_without_privilege_or_says_why_not() {
+    let group = Group::with_this_process("owned");
+    for file in ["memory.pressure", "cgroup.procs"] {
+        chown(group.0.join(file), Some(OTHER_USER), Some(OTHER_USER)).unwrap();
+    }
+    without_privilege("unprivileged::stalls_of_the_group");
+    drop(group);
+}
+
+/// Since Linux 6.4, a process without privilege may wait for stalls of the machine in windows of
+/// two seconds.
+#[test]
+fn machines_stalls_without_privilege_depend_on_the_kernel() {
+    if !is_root() || fs::metadata("/proc/pressure/memory").is_err() {
+        eprintln!("SKIPPED: not root, or no /proc/pressure/memory");
+        return;
+    }
+    without_privilege("unprivileged::stalls_of_the_machine");
+}
+
+/// Tests that others start in a process without privilege.
+mod unprivileged {
+    use super::*;
+
+    #[test]
+    #[ignore = "started by another test"]
+    fn stalls_of_the_group() {
+        assert!(!is_root());
+        let files = System::new();
+        let window = StallWindow { stall_us: 1_000, window_us: 2_000_000 };
+        let mut trigger = arm(&files, Signal::GroupPressure, window);
+        println!("figure: memory.pressure without privilege: {:?}", state(&trigger));
+        match state(&trigger) {
+            SignalState::Usable => assert_eq!(notified_of_growth(&files, &mut trigger), Fired::Stall),
+            state => assert_eq!(state, SignalState::Refused(Errno::PERM)),
+        }
+    }
+
+    #[test]
+    #[ignore = "started by another test"]
+    fn stalls_of_the_machine() {
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+        let version = (numbers.next().unwrap(), numbers.next().unwrap());
+        let files = System::new();
+        // A window that only privilege gets is made longer.
+        let trigger = arm(&files, Signal::MachinePressure, StallWindow { stall_us: 50_000, window_us: 500_000 });
+        let expected = if version >= (6, 4) { SignalState::Usable } else { SignalState::Refused(Errno::PERM) };
+        assert_eq!(state(&trigger), expected, "{release}");
+    }
+}
