@@ -15,6 +15,8 @@
 //!
 //! A run of small pages that grows out of its place is copied, up to [`COPIED_PAGES_MAX`], if the
 //! new run has huge pages. Moved page tables would keep the small pages, in a mapping of their own.
+//! A run shorter than a huge page is copied, too, if it or its new place is a part of one, since a
+//! move would break that one.
 //!
 //! At most [`RUNS_MAX`] runs allow huge pages at a time, since each may split a mapping into three.
 //! On a machine with isolated CPUs no run does, since khugepaged flushes address translations on
@@ -142,6 +144,11 @@ impl Arena {
     /// Whether a page may be part of a huge page.
     pub(crate) fn is_huge(&self, pfn: Pfn) -> bool {
         self.marks(pfn).load(Relaxed) & Arena::huge_bit(pfn) != 0
+    }
+
+    /// Whether a run is shorter than a huge page, and may have pages of one.
+    pub(crate) fn is_part_of_huge(&self, pfn: Pfn, pages: u32) -> bool {
+        pages < UNIT && (self.is_huge(pfn) || self.is_huge(pfn.plus(pages - 1)))
     }
 
     /// Whether a page may be part of a huge page. Clears the record.

@@ -70,12 +70,12 @@ mod run_cache;
 mod runs;
 mod settings;
 mod shape;
-mod small_heap;
 mod statistics;
 mod tables;
 mod units;
 mod verify;
 mod watermark;
+mod whole;
 mod zone;
 
 pub use arena::MOST_ALIGNMENT;

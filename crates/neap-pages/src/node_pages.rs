@@ -338,24 +338,6 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(pfn)).free_moved_run(pfn, pages);
     }
 
-    /// Allows huge pages in a run again, if it is worth them. The caller has moved the pages of
-    /// another run into it ([`Platform::move_pages`]), or the system refused to move its own.
-    pub fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
-        self.node(self.node_of(pfn)).allow_huge(platform, pfn, pages);
-    }
-
-    /// Whether a run of `old` pages that grows to `new` pages elsewhere gains huge pages if it is
-    /// copied. Moved pages ([`Platform::move_pages`]) stay as they are. The caller owns the run.
-    pub fn gains_huge_pages(&self, pfn: Pfn, old: u32, new: u32) -> bool {
-        self.node(self.node_of(pfn)).gains_huge_pages(pfn, old, new)
-    }
-
-    /// Forbids huge pages in a run before its pages are moved ([`Platform::move_pages`]). The move
-    /// needs a run that lies in a single mapping.
-    pub fn forbid_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
-        self.node(self.node_of(pfn)).forbid_huge(platform, pfn, pages, 0);
-    }
-
     /// Ensures that a run's pages are mapped after the system refused to move other pages there.
     /// Kernels before 6.17 may have unmapped them first. Returns `false` if they may be unmapped.
     /// The caller must then never use them again.

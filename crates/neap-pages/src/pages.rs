@@ -363,12 +363,15 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// See [`NodePages::gains_huge_pages`](crate::NodePages::gains_huge_pages).
-    pub(crate) fn gains_huge_pages(&self, pfn: Pfn, old: u32, new: u32) -> bool {
-        old <= COPIED_PAGES_MAX && !self.arena.is_huge_run(pfn, old) && {
-            let resident = self.zone.lock().resident();
-            self.arena.is_worth_huge(new, resident.saturating_add(new))
-        }
+    /// See [`NodePages::is_better_copied`](crate::NodePages::is_better_copied).
+    pub(crate) fn is_better_copied(&self, pfn: Pfn, old: u32, new: u32) -> bool {
+        let gains = || {
+            old <= COPIED_PAGES_MAX && !self.arena.is_huge_run(pfn, old) && {
+                let resident = self.zone.lock().resident();
+                self.arena.is_worth_huge(new, resident.saturating_add(new))
+            }
+        };
+        self.arena.is_part_of_huge(pfn, old) || gains()
     }
 
     /// Forbids huge pages in the part that a run loses when it shrinks from `old` to `new` pages.

@@ -147,7 +147,8 @@ impl<P: Platform> Core<P> {
             return None;
         }
         let count = u32::try_from(size.div_ceil(pages.page_size())).ok()?;
-        if pages.gains_huge_pages(pages.pfn(pointer.addr()), old, count) {
+        let from = pages.pfn(pointer.addr());
+        if pages.is_better_copied(from, old, count) {
             return None;
         }
         // Moving page tables interrupts every CPU that runs the process.
@@ -155,13 +156,13 @@ impl<P: Platform> Core<P> {
             return None;
         }
         let memory = self.allocate_run(inside, size, align)?.memory;
+        let to = pages.pfn(memory.addr());
         // Moved pages keep their node and its memory policy. So both runs must lie on the same
         // node.
-        if self.objects.node_of(memory) != self.objects.node_of(pointer) {
+        if self.objects.node_of(memory) != self.objects.node_of(pointer) || pages.is_part_of_huge(to, old) {
             self.free_run(inside, memory);
             return None;
         }
-        let (from, to) = (pages.pfn(pointer.addr()), pages.pfn(memory.addr()));
         let new = self.run_at(memory)?;
         // The kernel moves one mapping at a time, and the mapping keeps its advice on huge pages.
         // Different advice on parts of a run would make several mappings.
@@ -416,7 +417,7 @@ mod tests {
             let core = mm.core().unwrap();
             // More is resident than any run below is long.
             let rest = mm.allocate(32 * MIB);
-            let mut run = mm.allocate(MIB);
+            let mut run = mm.allocate(3 * MIB / 2);
             let mut grow = |size: usize| {
                 let moved = core.move_run(&mm.gate.enter(0), run, size, 16);
                 run = moved.unwrap_or_else(|| {
@@ -431,6 +432,38 @@ mod tests {
             assert!(grow(16 * MIB), "it keeps what it has");
             // SAFETY: the runs are this test's, and each is freed once.
             unsafe { [rest, run].into_iter().for_each(|run| mm.free(run)) };
+            // SAFETY: no thread uses the manager any more.
+            unsafe { mm.close() };
+        }
+    }
+
+    /// A move would break the huge page that has the run, or the one that has its new place.
+    #[test]
+    fn run_that_is_part_of_a_huge_page_is_copied() {
+        for (huge, is_target) in [(true, false), (true, true), (false, false), (false, true)] {
+            let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+            // SAFETY: the manager stays in its box.
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, huge, ..Options::DEFAULT }) }.unwrap();
+            let rest = mm.allocate(32 * MIB);
+            // Fresh memory for runs of up to 1 MiB, and only for these, is populated as huge pages.
+            let mut short = [(); 6].map(|()| mm.allocate(MIB)).to_vec();
+            let size = if is_target { 2 * MIB - 65536 } else { MIB };
+            let run = if is_target { mm.allocate(size) } else { short.remove(0) };
+            // Neither grows in place.
+            let next = mm.allocate(61440);
+            let core = mm.core().unwrap();
+            let pages = &core.objects.pages;
+            assert_eq!(pages.is_part_of_huge(pages.pfn(run.addr()), (size / 4096) as u32), huge && !is_target);
+            let others = short.into_iter().chain([rest, next]);
+            let (before, after) = others.partition::<Vec<_>, _>(|other| is_target && ![rest, next].contains(other));
+            // SAFETY: the runs are this test's. The run grows into their place.
+            before.into_iter().for_each(|other| unsafe { mm.free(other) });
+            // SAFETY: the run is this test's.
+            let run = unsafe { mm.reallocate(run, 2 * MIB - 4096) };
+            assert_eq!(core.objects.platform.made(Call::MovePages), usize::from(!huge));
+            // SAFETY: these runs are left.
+            after.into_iter().chain([run]).for_each(|run| unsafe { mm.free(run) });
+            mm.verify(0).unwrap();
             // SAFETY: no thread uses the manager any more.
             unsafe { mm.close() };
         }

@@ -57,7 +57,8 @@ fn chains_of_reallocations_on_virtual_machines() {
             let options = Options { huge, ..OPTIONS };
             chains(&machine, &options, |_| ());
             let moves = machine.made(Call::MovePages);
-            assert!(moves > if huge { 5 } else { 20 }, "{moves} moves");
+            // Huge pages are of 2 MiB, or not used. Parts of them are copied.
+            assert!(huge && page_size == 4096 || moves > 20, "{moves} moves");
             chains(&machine, &options, |random| machine.fail(Call::MovePages, 0, random.below(2)));
         }
     }
