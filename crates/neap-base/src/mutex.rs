@@ -9,6 +9,7 @@
 
 use crate::constructor;
 use crate::sync::{AtomicU32, Ordering, SPINS_MAX, UnsafeCell, spin, wait, wake};
+use core::mem::offset_of;
 use core::ops::{Deref, DerefMut};
 
 const FREE: u32 = 0;
@@ -35,6 +36,9 @@ impl<T> Mutex<T> {
             Mutex { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
         }
     }
+
+    /// Offset of the value, for readers of this process's memory.
+    pub const VALUE_AT: usize = offset_of!(Mutex<T>, value);
 
     /// Waits until the mutex is free and takes it.
     #[inline]

@@ -157,7 +157,10 @@ fn waits_and_deleted_groups_of_a_silent_process_are_read() {
         let read = look(pid);
         program.resume();
         assert_eq!(read["from_memory"], true);
-        let numbers = |groups: &Value| (waits(groups), groups["gone"].clone());
+        let numbers = |groups: &Value| {
+            let used: Vec<u64> = ["", "acme", "beta"].map(|path| used(groups, path)).to_vec();
+            (waits(groups), groups["gone"].clone(), used)
+        };
         (waits(&read).len() == 2 && numbers(&read) == numbers(&answered)).then_some(read)
     });
     let id = |path: &str| group(&read, path).unwrap()["id"].clone();
@@ -170,6 +173,34 @@ fn waits_and_deleted_groups_of_a_silent_process_are_read() {
     let gone = read["gone"].as_array().unwrap();
     let is_gone = |gone: &Value| gone["heir"] == id("") && gone["bytes"].as_u64() >= Some(10_000);
     assert!(gone.len() == 2 && gone.iter().all(is_gone), "{read}");
+}
+
+#[test]
+fn freed_objects_in_caches_of_a_silent_process_are_not_used() {
+    let paths = ["", "acme", "beta"];
+    let kept = |groups: &Value| group(groups, "acme").unwrap()["stocked"].as_u64().unwrap();
+    for options in ["", ",rseq:off", ",nodes:2"] {
+        let mut program = Program::start_alone("cached tenants", &format!("background:off,interval:60000{options}"));
+        let said = program.hear("tenants");
+        let read = look(program.id());
+        assert_eq!(read["from_memory"], true, "{read}");
+        let seen = ["acme", "beta"].map(|path| used(&read, path).to_string()).join(" ");
+        assert_eq!(seen, said, "{options}: {read}");
+        assert!(kept(&read) > 100_000, "{options}: {read}");
+        // A process that answers says as much as its memory.
+        let mut program = Program::start_alone("cached tenants", &format!("background:on,interval:60000{options}"));
+        program.hear("tenants");
+        let (answered, read) = until("two looks with caches", || {
+            let answered = look(program.id());
+            program.stop();
+            let read = look(program.id());
+            program.resume();
+            let numbers = |groups: &Value| paths.map(|path| used(groups, path));
+            (numbers(&answered) == numbers(&read)).then_some((answered, read))
+        });
+        assert_eq!([&answered, &read].map(|groups| groups["from_memory"].clone()), [false, true], "{options}");
+        assert!(kept(&read) > 100_000, "{options}: {read}");
+    }
 }
 
 #[test]

@@ -75,10 +75,12 @@ const LAYOUT: &str = "nodes bounds kinds events bytes at_dying at_slots at_ids a
                       in_group_stalled_since in_group_stalled in_group_local_events in_group_events_below name_length \
                       stocks_table stocks_cpus stocks_stride stocks_words stock_bytes_bits id_bits handle_address_bits";
 
-/// Layouts of ids and of waits, whose tables lie at `address`. Every id leads to another one, and
-/// every entry is a charge that waits.
-fn layouts_beside_groups(address: usize) -> String {
+/// Layouts of ids, of waits and of charged objects, whose tables lie at `address`. Every id leads
+/// to another one, and every entry is a charge that waits. If `owned` is not 0, the first sheaf is
+/// the next one of itself.
+fn layouts_beside_groups(address: usize, owned: usize) -> String {
     let count = address + 8 * MAPPED_GROUPS;
+    let owned = if owned == 0 { address + (32 << 20) } else { count };
     let ids = format!(
         "{{\"ids_table\":{address},\"first_chunk\":1048576,\"at_indexes\":{count},\"id_length\":8,\"in_id_generation\":0,\
          \"in_id_link\":4,\"in_id_references\":0,\"in_id_heirs\":0,\"free_link\":1,\"heir_bit\":4294967295,\
@@ -89,12 +91,20 @@ fn layouts_beside_groups(address: usize) -> String {
          \"in_waiter_state\":100,\"in_waiter_place\":100,\"in_waiter_payer\":0,\"in_waiter_bytes\":0,\
          \"in_waiter_deadline\":0,\"in_waiter_since\":0,\"waiting\":0,\"held\":5}}"
     );
-    format!("\"group_ids\":{ids},\"group_waits\":{waits}")
+    let charged = format!(
+        "{{\"at_owned\":{owned},\"barns_table\":{address},\"other_barns_table\":{address},\"other_barns_stride\":0,\
+         \"nodes\":1024,\"barn_stride\":0,\"in_barn_chains\":0,\"chains\":64,\"in_sheaf_next\":0,\"in_sheaf_count\":8,\
+         \"in_sheaf_capacity\":100,\"in_sheaf_contents\":256,\"run_address_bits\":48,\"origins_table\":{address},\
+         \"origins\":65,\"shift_bits\":6,\"behind\":6,\"paid\":4,\"sampled\":16,\"arena_base\":{address},\
+         \"at_arena_pages\":{count},\"page_shift\":12,\"frames_from_zero\":{address},\"frame_length\":0,\
+         \"in_frame_word\":0,\"sole_bit\":63,\"vector_address_bits\":16,\"vector_shift\":15,\"grain\":16}}"
+    );
+    format!("\"group_ids\":{ids},\"group_waits\":{waits},\"charged\":{charged}")
 }
 
 /// Returns numbers with a layout of groups, whose table and counts lie at `address`, and the
 /// [`layouts_beside_groups`].
-fn numbers_with_layout(address: usize) -> String {
+fn numbers_with_layout(address: usize, owned: usize) -> String {
     let value = |name: &str| match name {
         "bounds" | "kinds" => 4,
         "events" => 10,
@@ -119,7 +129,7 @@ fn numbers_with_layout(address: usize) -> String {
         "\"memory\":{{\"groups\":{{{}}},{},\"per_cpu\":{per_cpu},\"stacks\":{stacks},\"lists\":{lists}}},\
          \"nodes\":[{}]",
         layout.join(","),
-        layouts_beside_groups(address),
+        layouts_beside_groups(address, owned),
         vec![format!("{{\"node\":7,\"lists_table\":{address},\"first_list_high\":{}}}", u64::MAX); 500].join(",")
     );
     NUMBERS.replacen('{', &format!("{{{memory},"), 1)
@@ -130,7 +140,7 @@ const MAPPED_GROUPS: usize = 90_000;
 
 /// Maps memory for a role with a layout: a word for each group, with its counts at the start of the
 /// memory and in one of 2048 classes, then the number of groups in use, and zeroes as offsets.
-fn mapped() -> usize {
+fn mapped(groups: usize) -> usize {
     const LENGTH: usize = 256 << 20;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -142,7 +152,7 @@ fn mapped() -> usize {
     for (at, word) in words.iter_mut().enumerate() {
         *word = (at as u64 % 2048) << 48 | memory as u64;
     }
-    words[MAPPED_GROUPS] = MAPPED_GROUPS as u64;
+    words[MAPPED_GROUPS] = groups as u64;
     memory as usize
 }
 
@@ -162,8 +172,9 @@ fn hostile() {
     let page = match role {
         "array" => Page::publish("[]"),
         "text" => Page::publish(&of_text),
-        "memory nowhere" => Page::publish(&numbers_with_layout(8)),
-        "memory of many" => Page::publish(&numbers_with_layout(mapped())),
+        "memory nowhere" => Page::publish(&numbers_with_layout(8, 0)),
+        "memory of many" => Page::publish(&numbers_with_layout(mapped(MAPPED_GROUPS), 0)),
+        "memory in circles" => Page::publish(&numbers_with_layout(mapped(5000), 1)),
         "many" => Page::publish(&format!("{{\"a\":[{}]}}", vec!["{\"\":0}"; 8000].join(","))),
         _ => Page::publish(NUMBERS),
     };
@@ -314,6 +325,14 @@ fn hostile_layouts_of_memory_cost_bounded_time_and_bytes() {
         assert_eq!(ended.code, Some(0), "{}", ended.said);
         assert!(json.is_empty() || ended.text.contains("\"cpus_read_now\":true"), "{}", ended.text);
     }
+}
+
+#[test]
+fn sheaves_in_a_circle_are_read_for_a_time() {
+    let hostile = Hostile::start("memory in circles");
+    let ended = hostile.run("stat", &["--groups", "--timeout", "2"]);
+    assert_eq!(ended.code, Some(1), "{}", ended.text);
+    assert!(ended.said.contains("read within 2 s") || ended.said.contains("read in time"), "{}", ended.said);
 }
 
 #[test]

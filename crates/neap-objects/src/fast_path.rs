@@ -43,7 +43,7 @@ pub struct FastPath {
     /// [`FastPath::allocate_grouped`] serves sizes below this; 0 if no fast path is open.
     pub(crate) served: AtomicUsize,
     /// The arena's base.
-    base: AtomicUsize,
+    pub(crate) base: AtomicUsize,
     /// Bytes of the arena that may hold objects.
     bytes: AtomicUsize,
     /// The kind map.

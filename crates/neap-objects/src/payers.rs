@@ -153,6 +153,25 @@ impl Vector {
     }
 }
 
+/// Layout of the words of pages, for readers of this process's memory.
+pub(crate) struct PayersLayout {
+    /// The bit of a word with the only owner.
+    pub(crate) sole_bit: u32,
+    /// Number of low bits of a vector's word. They hold the factor.
+    pub(crate) vector_address_bits: u32,
+    /// The entry of a grain is the product with the factor, shifted by this.
+    pub(crate) vector_shift: u32,
+}
+
+/// Returns the layout of the words of pages.
+pub(crate) const fn payers_layout() -> PayersLayout {
+    PayersLayout {
+        sole_bit: Payers::SOLE.trailing_zeros(),
+        vector_address_bits: Vector::ADDRESS,
+        vector_shift: Vector::SHIFT,
+    }
+}
+
 /// A list of vectors that no page uses any more: the word of the first vector, or 0. The first
 /// entry of each vector holds the word of the next.
 #[derive(Default)]

@@ -14,6 +14,7 @@ use core::ptr::{NonNull, null_mut};
 mod list;
 
 pub use list::{SheafCounts, SheafList};
+pub(crate) use list::{SheafLayout, sheaf_layout};
 
 /// Number of strided runs of a bound sheaf. Together with the head they fill one cache line.
 pub const STRIDED_RUNS: usize = 6;

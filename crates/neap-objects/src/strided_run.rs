@@ -72,7 +72,7 @@ impl StridedRun {
 pub struct Packed(u64);
 
 /// Number of bits of an address. The system gives a program longer addresses only on request.
-const ADDRESS: u32 = 48;
+pub(crate) const ADDRESS: u32 = 48;
 
 impl Packed {
     /// A strided run without objects.

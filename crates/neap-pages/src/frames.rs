@@ -12,6 +12,7 @@
 //! and the holder of the block otherwise. A reader without a lock gets a value that may be
 //! outdated.
 
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::{Order, Pfn};
 
@@ -75,6 +76,9 @@ pub struct Frame {
 const _: () = assert!(size_of::<Frame>() == 16);
 
 impl Frame {
+    /// Offset of the [word](Frame::word), for readers of this process's memory.
+    pub const WORD_AT: usize = offset_of!(Frame, next);
+
     /// The page's state.
     #[inline]
     pub fn state(&self) -> State {
@@ -188,6 +192,11 @@ impl Frames {
     /// An empty table that starts at `address`.
     pub(crate) fn at(address: usize) -> Frames {
         Frames { start: core::ptr::with_exposed_provenance(address), pages: AtomicU32::new(0) }
+    }
+
+    /// Address of the number of frames, for readers of this process's memory.
+    pub fn pages_word(&self) -> *const u32 {
+        self.pages.as_ptr()
     }
 
     /// Sets the number of frames.

@@ -59,7 +59,8 @@ pub(super) fn write(
     if seen.is_from_memory {
         writeln!(
             output,
-            "No thread of the process answered, so its memory was read: freed objects in caches count as used."
+            "No thread of the process answered, so its memory was read. While the process runs, the numbers are of \
+             different moments."
         )?;
     }
     write_waiting(output, seen)

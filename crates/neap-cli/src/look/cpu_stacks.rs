@@ -21,7 +21,8 @@ const AT_ONCE: usize = 1 << 20;
 pub(crate) struct SeenStack {
     pub(crate) cpu: usize,
     pub(crate) class: usize,
-    /// Number of cells with objects.
+    /// Address of the lowest cell, and number of cells with objects.
+    pub(crate) bottom: u64,
     pub(crate) count: u64,
     /// Whether the CPU uses the stack.
     pub(crate) is_active: bool,
@@ -65,7 +66,7 @@ pub(crate) fn each(
                 let [head, bottom, end] = [head, bottom, end].map(|at| long_at(stack, at));
                 // Class 0 has no stacks.
                 let (class, count) = (1 + number / of_class, head.saturating_sub(bottom) / 8);
-                see(SeenStack { cpu: *cpu, class, count, is_active: end != bottom })?;
+                see(SeenStack { cpu: *cpu, class, bottom, count, is_active: end != bottom })?;
             }
         }
     }

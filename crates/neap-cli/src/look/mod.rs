@@ -25,7 +25,7 @@ pub(crate) mod census;
 mod container;
 pub(crate) mod control_channel;
 mod cpu_caches;
-mod cpu_stacks;
+pub(crate) mod cpu_stacks;
 pub(crate) mod foreign;
 pub(crate) mod fresh;
 pub(crate) mod handle;

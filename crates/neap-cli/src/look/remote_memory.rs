@@ -1,10 +1,10 @@
 //! The memory of a process under neap, read from outside.
 //!
-//! The text of a page says where the numbers of groups, of per-CPU data and of the CPUs' caches
-//! lie. So a command reads them also where no thread of the process answers or ticks: the process
-//! is stopped, or has no thread of neap's and sleeps. The kernel allows it to the process's user
-//! and to root, but not to other processes of the user where `kernel.yama.ptrace_scope` is 1.
-//! Reading stops no thread.
+//! The text of a page says where the numbers of groups, of per-CPU data and of caches lie. So a
+//! command reads them also where no thread of the process answers or ticks: the process is stopped,
+//! or has no thread of neap's and sleeps. The kernel allows it to the process's user and to root,
+//! but not to other processes of the user where `kernel.yama.ptrace_scope` is 1. Reading stops no
+//! thread.
 //!
 //! A hostile process can make a page that takes for ever to read. So a thread of this command
 //! reads, and the command waits for it no longer than its [allowance](crate::look::allowance). The

@@ -203,7 +203,10 @@ pub(crate) fn mapped_pages(pid: u32) -> Vec<u64> {
 /// Uses the manager of a test, and of roles without the library, which has a page only if it is
 /// used before the harness has a second thread.
 extern "C" fn use_early() {
-    if matches!(std::env::var(ROLE).as_deref(), Err(_) | Ok("cache" | "caches" | "percpu" | "tenants")) {
+    if matches!(
+        std::env::var(ROLE).as_deref(),
+        Err(_) | Ok("cache" | "caches" | "percpu" | "tenants" | "cached tenants")
+    ) {
         // SAFETY: just allocated.
         unsafe { neap::process::PROCESS.free(neap::process::PROCESS.allocate(1)) };
     }
@@ -298,13 +301,13 @@ fn program() {
             say("ended");
             wait();
         }
-        "tenants" => {
+        "tenants" | "cached tenants" => {
             use neap::groups::{Bound, Group};
             let objects = |group: Group, count: usize, size: usize| -> Vec<*mut u8> {
                 let _inside = group.enter().unwrap();
                 (0..count).map(|_| neap::process::PROCESS.allocate(size)).collect()
             };
-            let acme = Group::create("acme").unwrap();
+            let [acme, beta] = ["acme", "beta"].map(|name| Group::create(name).unwrap());
             let mut kept = objects(acme, 100, 500);
             // Bytes that stay with deleted groups, one of which inherits from the other.
             for name in ["gone", "gone/inner"] {
@@ -312,6 +315,16 @@ fn program() {
             }
             for name in ["gone/inner", "gone"] {
                 Group::find(name).unwrap().delete().unwrap();
+            }
+            if role == "cached tenants" {
+                // Objects of two owners on the same pages, all of which go to caches.
+                let each = |round: usize| [acme, beta].map(|group| objects(group, 4, 40 + 40 * (round % 7))).concat();
+                let freed: Vec<*mut u8> = (0..800).flat_map(each).collect();
+                // SAFETY: allocated once, and freed once.
+                freed.into_iter().for_each(|block| unsafe { neap::process::PROCESS.free(block) });
+                say(&format!("tenants {} {}", acme.used().unwrap(), beta.used().unwrap()));
+                wait();
+                return;
             }
             acme.set(Bound::Max, 1 << 20).unwrap();
             std::thread::scope(|scope| {

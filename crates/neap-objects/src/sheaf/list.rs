@@ -11,6 +11,7 @@
 //! This module has no lock. The mutex of the class cache guards the lists of its barn.
 
 use super::{Head, Sheaf};
+use core::mem::offset_of;
 use core::ptr::{NonNull, null_mut};
 
 /// The most sheaves that [`SheafList::pop_for`] checks for a home. Each check reads a cache line
@@ -51,6 +52,30 @@ struct Look {
     chain: usize,
     at: *mut Head,
     seen: usize,
+}
+
+/// Offsets in a list and in a sheaf, for readers of this process's memory.
+pub(crate) struct SheafLayout {
+    pub(crate) chains_at: usize,
+    /// Number of chains, words with the first sheaf of each.
+    pub(crate) chains: usize,
+    pub(crate) next: usize,
+    pub(crate) count: usize,
+    pub(crate) capacity: usize,
+    /// Offset of the cells or strided runs.
+    pub(crate) contents: usize,
+}
+
+/// Returns the offsets in a list and in a sheaf.
+pub(crate) const fn sheaf_layout() -> SheafLayout {
+    SheafLayout {
+        chains_at: offset_of!(SheafList, chains),
+        chains: CHAINS,
+        next: offset_of!(Head, next),
+        count: offset_of!(Head, count),
+        capacity: offset_of!(Head, capacity),
+        contents: size_of::<Head>(),
+    }
 }
 
 // SAFETY: the list owns its sheaves, whose memory belongs to no thread.

@@ -176,8 +176,9 @@ impl<P: Platform> Core<P> {
         write!(text, "\"busy\":{},", self.objects.busy())
     }
 
-    /// Writes where the numbers of groups, of per-CPU data and of the CPUs' caches lie in memory,
-    /// for a command that reads them there, since no thread of the process answers or ticks.
+    /// Writes where the numbers of groups, of per-CPU data, of the CPUs' caches and of charged
+    /// objects in caches lie in memory, for a command that reads them there, since no thread of the
+    /// process answers or ticks.
     fn describe_memory(&self, text: &mut Text<'_>) -> fmt::Result {
         write!(text, "\"memory\":{{\"groups\":")?;
         write_layout(text, self.groups.get().map(|groups| groups.memory_layout(&self.objects.platform)))?;
@@ -189,6 +190,8 @@ impl<P: Platform> Core<P> {
         write_layout(text, self.per_cpu.get().map(PerCpuData::memory_layout))?;
         write!(text, ",\"stacks\":")?;
         write_layout(text, Some(self.objects.cpu_caches.memory_layout()))?;
+        write!(text, ",\"charged\":")?;
+        write_layout(text, self.groups.get().map(|_| self.objects.charged_layout()))?;
         write!(text, ",\"lists\":")?;
         write_layout(text, Some(self.objects.pages.memory_layout()))?;
         write!(text, "}},")

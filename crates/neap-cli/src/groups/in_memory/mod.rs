@@ -10,10 +10,10 @@
 //! | tables of entries | `table` |
 //! | groups behind ids, deleted groups | `ids` |
 //! | charges that wait | `waits` |
-//!
-//! Not read are charged bytes of freed objects in caches, which count as used.
+//! | freed objects in caches that are still charged | `kept` |
 
 mod ids;
+mod kept;
 mod table;
 mod waits;
 
@@ -101,6 +101,9 @@ pub(super) fn read(
         Ok(())
     };
     stocked(memory, layout)?.into_iter().try_for_each(|(id, bytes)| add(id, bytes))?;
+    for (payer, bytes) in kept::read(memory, part("charged")?, page, allowance)? {
+        add(payer & ((1 << id_bits) - 1), bytes)?;
+    }
     Ok(ReadGroups {
         unused,
         gone: ids.gone(&entries, allowance)?,
