@@ -3,9 +3,10 @@
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
 mod running;
+mod traced;
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use running::{Program, compiled, folder, library, neap, object, pages, until};
 use serde_json::Value;
@@ -84,6 +85,30 @@ fn lists_show_caches_of_a_sleeping_process_without_a_tick() {
         assert_eq!(row["cached_bytes"].as_u64(), Some(cached.iter().sum()), "{row}");
         program.go_on();
     }
+}
+
+/// Most system calls of `neap ps` for a process whose numbers are old. It made 104 when this was
+/// written.
+const CALLS_MAX: u64 = 130;
+
+#[test]
+fn ps_makes_few_system_calls_for_each_process() {
+    let role = || Program::start_alone("caches", "background:off,interval:60000");
+    let mut programs: Vec<Program> = (0..12).map(|_| role()).collect();
+    programs.iter_mut().for_each(|program| drop(program.hear("caches")));
+    let pids: Vec<String> = programs.iter().map(|program| program.id().to_string()).collect();
+    for program in &programs {
+        running::numbers_with(program.id(), "numbers of now", |object| object["cpus_read_now"] == true);
+    }
+    let calls = |count: usize| {
+        let mut neap = Command::new(env!("CARGO_BIN_EXE_neap"));
+        neap.arg("ps").args(&pids[..count]).stdout(Stdio::null());
+        traced::system_calls(neap)
+    };
+    // A fixed number of threads looks at four processes or more.
+    let [few, many] = [4, 12].map(calls);
+    let each = many.saturating_sub(few) / 8;
+    assert!((1..=CALLS_MAX).contains(&each), "{few} calls for 4 processes, {many} for 12");
 }
 
 #[test]
