@@ -140,6 +140,8 @@ fn object(process: &ProcessStatus, seen: &Reconciliation, resident: u64, unanswe
     let kind =
         |kind: Kind| (kind.name().to_string(), json!({"charged": seen.charged(kind), "is_there": seen.payable(kind)}));
     let groups: Map<String, Value> = Kind::ALL.into_iter().map(kind).collect();
+    // Without an answer, the counters are not known.
+    let [held, groups] = [held, groups].map(|counters| unanswered.is_none().then_some(counters));
     json!({
         "schema": SCHEMA, "pid": process.pid, "name": process.name, "resident_bytes": resident, "mappings_bytes": seen.resident,
         "explained_bytes": seen.explained(), "explained_percent": 100.0 * seen.explained() as f64 / resident.max(1) as f64,
@@ -164,7 +166,9 @@ pub(crate) fn show(subject: &Subject, json: bool) -> Result<ExitCode> {
         writeln!(output, "Process {} ({}): {resident} bytes are resident\n", process.pid, process.name)?;
         // The first line of each part is its head.
         let (text, colours) = (seen.to_string(), Colours::of_output());
-        for (at, part) in text.trim_end().split("\n\n").enumerate() {
+        // Without an answer, only resident bytes are known.
+        let known = if unanswered.is_some() { 1 } else { usize::MAX };
+        for (at, part) in text.trim_end().split("\n\n").take(known).enumerate() {
             let (head, rows) = part.split_once('\n').unwrap_or((part, ""));
             writeln!(output, "{}{}\n{rows}", if at > 0 { "\n" } else { "" }, colours.heading(head))?;
         }

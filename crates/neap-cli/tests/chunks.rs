@@ -86,6 +86,24 @@ fn percpu_chunk_report_matches_program_before_and_after_frees() {
 }
 
 #[test]
+fn sleeping_process_shows_its_per_cpu_data_without_a_tick() {
+    // Its one thread is in a read, so no tick comes.
+    let mut program = Program::start_alone("percpu", "background:off,interval:60000");
+    for word in ["ready", "closed"] {
+        program.hear(word);
+        let object = running::numbers_with(program.id(), "numbers of now", |object| object["cpus_read_now"] == true);
+        let (percpu, page) = (look(program.id()), object["mode"]["page_size"].as_u64().unwrap());
+        let [used, free] = ["used", "free"].map(|key| number(&object["per_cpu"], key));
+        let empty = number(&percpu, "empty") + number(&percpu, "isolated_empty");
+        assert_eq!((used + free, free), (number(&percpu, "populated") * page, empty * page), "{word}");
+        // 500 or 10 owners with 2008 bytes for each CPU.
+        let owners = number(&percpu, "owners");
+        assert!(used >= owners * 2008 * number(&percpu, "cpus") && (owners == 500) == (word == "ready"), "{object}");
+        program.go_on();
+    }
+}
+
+#[test]
 fn a_process_without_per_cpu_data_says_so_in_a_line() {
     // Without a thread there would be no answer.
     let mut program = Program::start("burst", "background:off", &[]);

@@ -119,7 +119,12 @@ fn numbers_with_layout(address: usize, owned: usize) -> String {
         _ => 0,
     };
     let layout: Vec<String> = LAYOUT.split(' ').map(|name| format!("\"{name}\":{}", value(name))).collect();
-    let per_cpu = format!("{{\"cpus\":8192,\"offsets_table\":{}}}", address + (16 << 20));
+    let per_cpu = format!(
+        "{{\"cpus\":8192,\"offsets_table\":{},\"at_populated\":{address},\"at_empty\":{address},\
+         \"at_isolated_empty\":{address},\"page\":{},\"groups\":2}}",
+        address + (16 << 20),
+        u64::MAX
+    );
     let stacks = format!(
         "{{\"cpus\":1024,\"regions_table\":{address},\"regions_stride\":8,\"in_region_stacks\":0,\"stacks_of_class\":8,\
          \"stack_length\":256,\"in_stack_head\":256,\"in_stack_bottom\":0,\"in_stack_end\":8}}"

@@ -152,8 +152,11 @@ fn reconcile_without_answer_reports_outside_view_and_reason() {
     assert!(seen["unanswered"].as_str().unwrap().contains("it has no thread of neap's"), "{seen}");
     // The extent of the arena is that of the last tick. A quarter of its first segment is in use.
     assert!(of(&seen, "Slabs")["believed"].is_null() && bytes(&seen, "Arena") > 5 << 20, "{seen}");
+    // No zeroes in place of counters that are not known.
+    assert!(seen["in_slabs"].is_null() && seen["in_groups"].is_null(), "{seen}");
     let report = neap("stat", program.id(), &["--reconcile"]);
     let text = String::from_utf8(report.stdout).unwrap();
+    assert!(!text.contains("objects in use") && text.lines().any(|line| line.starts_with("explained ")), "{text}");
     let words = ["neap's counters are not known", "arena, not seen by the page"];
     assert!(words.into_iter().all(|words| text.contains(words)), "{text}");
 }

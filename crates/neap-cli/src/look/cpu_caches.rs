@@ -6,8 +6,6 @@
 //! have published any layout, and may have any numbers in its memory. So sizes are bounded, and
 //! sums do not overflow.
 
-use core::time::Duration;
-
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
@@ -15,10 +13,8 @@ use super::allowance::Allowance;
 use super::cpu_stacks::{self, CPUS_MAX, SeenStack};
 use super::live::{list, put, put_row};
 use super::remote_memory::{MemoryLayout, RemoteMemory, short_at};
-use super::stat_reader::{Page, ProcessStatus};
+use super::stat_reader::Page;
 
-/// Longest time that reading takes. A hostile process may have memory that is never read.
-const TIME: Duration = Duration::from_secs(1);
 /// Most nodes. A layout with more is damaged.
 const NODES_MAX: usize = 32;
 /// Most bytes of a CPU's lists.
@@ -56,10 +52,8 @@ struct NodeLists {
 ///
 /// # Errors
 /// If the memory cannot be read, or not in time. The page stays as it is.
-pub(crate) fn refresh(process: &ProcessStatus, page: &mut Page) -> Result<()> {
-    let time = process.allowance.part(TIME);
-    let memory = RemoteMemory::open(process, &time)?;
-    Contents::read(&memory, page, &process.allowance)?.put_into(page);
+pub(crate) fn refresh(memory: &RemoteMemory<'_>, page: &mut Page, allowance: &Allowance) -> Result<()> {
+    Contents::read(memory, page, allowance)?.put_into(page);
     Ok(())
 }
 

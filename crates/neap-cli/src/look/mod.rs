@@ -10,7 +10,7 @@
 //! | Which processes run under neap? | `census` |
 //! | What does a process publish? | `stat_reader`; counters `live`; types `stat_model` |
 //! | How is it asked? | `control_channel`; and if it does not answer, `silence` |
-//! | What lies in its memory? | `remote_memory`; the CPUs' caches: `cpu_caches`, `cpu_stacks` |
+//! | What lies in its memory? | `remote_memory`; caches: `cpu_caches`, `cpu_stacks`; `per_cpu` |
 //! | What has its container now? | `container` |
 //! | Which of these numbers are needed? | `fresh` |
 //! | How much may a look cost? | `allowance` |
@@ -33,6 +33,7 @@ pub(crate) mod handle;
 pub(crate) mod hostile_tests;
 mod live;
 pub(crate) mod page_bytes;
+mod per_cpu;
 pub(crate) mod refusal;
 pub(crate) mod remote_memory;
 pub(crate) mod silence;
