@@ -3,6 +3,7 @@
 //! (`nodelete`), since its thread and its fork handlers run its code. The part that the dynamic
 //! linker writes to begins with a page, so that one page less is copied. Linkers that do not know
 //! that option say so and go on.
+//! Debuggers find split debug information by the build id, which `musl-gcc` makes only if asked.
 //!
 //! The SONAME counts incompatible changes of the exported functions. Programs that preload the
 //! library name its file; the SONAME is what a program linked with it asks for.
@@ -14,6 +15,7 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-nostartfiles");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--build-id");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libneap_malloc.so.0");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,separate-loadable-segments");
     println!("cargo:rerun-if-env-changed=NEAP_STUB_LIBC");
