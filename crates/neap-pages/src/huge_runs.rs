@@ -11,6 +11,9 @@
 //! - If the system gives huge pages on request (`madvise`), a run allows them by the rule
 //!   [`at_most_doubles`]. The arrays of a growing program get memory without a fault for each small
 //!   page.
+//! - Without a limit, a run of [`LONG_PAGES`] or more allows them, too. A program writes to
+//!   undefined memory before it reads it, so such a buffer or table is mostly touched as a whole.
+//!   A run of zeroes may stay sparse, and does not: [`Pages::expect_sparse`](crate::Pages).
 //! - If the system gives none (`never`, or to this process), no run asks for them.
 //!
 //! A run of small pages that grows out of its place is copied, up to [`COPIED_PAGES_MAX`], if the
@@ -51,6 +54,10 @@ const RUNS_MAX: u32 = 8192;
 /// The longest run that is copied to get huge pages: 64 MiB.
 pub(crate) const COPIED_PAGES_MAX: u32 = 32 * UNIT;
 
+/// The shortest run that allows huge pages for its length alone: 16 MiB. Stacks of coroutines,
+/// which stay sparse, are shorter.
+const LONG_PAGES: u32 = 8 * UNIT;
+
 /// Pages of a huge page.
 const UNIT: u32 = HUGE.pages();
 
@@ -90,9 +97,15 @@ impl Arena {
     /// Whether a run of `pages` pages should have huge pages. `resident` counts all resident pages,
     /// and the run as if it were resident.
     pub(crate) fn is_worth_huge(&self, pages: u32, resident: u32) -> bool {
-        let HugeRuns { wanted, supply, .. } = self.huge_runs;
-        let is_everywhere = supply == HugePageSupply::Everywhere;
-        wanted && pages >= UNIT && (is_everywhere || at_most_doubles(pages, resident.saturating_sub(pages)))
+        let is_long = pages >= LONG_PAGES && self.budget().is_none();
+        self.huge_runs.wanted && pages >= UNIT && (is_long || !self.is_risky(pages, resident))
+    }
+
+    /// Whether a run of zeroes of `pages` pages has huge pages that it should not have, since the
+    /// program may leave it sparse. `resident` is as for [`Arena::is_worth_huge`].
+    pub(crate) fn is_risky(&self, pages: u32, resident: u32) -> bool {
+        let is_everywhere = self.huge_runs.supply == HugePageSupply::Everywhere;
+        !is_everywhere && !at_most_doubles(pages, resident.saturating_sub(pages))
     }
 
     /// Allows huge pages in the part that a run gains when it grows from `old` to `new` pages. If

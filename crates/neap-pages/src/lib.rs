@@ -91,6 +91,6 @@ pub use shape::{BATCH_SCALE, EarlyTables, MARKED, MOST_BATCH_SCALE, Shape, SideT
 pub use statistics::{Statistics, Watermarks};
 pub use tables::MappingKind;
 pub use trim::{Drain, DrainSum};
-pub use units::{Block, Exhausted, HUGE};
+pub use units::{Block, Exhausted, HUGE, HUGE_BYTES};
 pub use watermark::Shortage;
 pub use zone::INTERVALS;

@@ -363,6 +363,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
+    /// See [`NodePages::expect_sparse`](crate::NodePages::expect_sparse).
+    pub(crate) fn expect_sparse(&self, platform: &P, pfn: Pfn, pages: u32) {
+        if self.arena.is_huge_run(pfn, pages) && self.arena.is_risky(pages, self.zone.lock().resident()) {
+            self.forbid_huge(platform, pfn, pages, 0);
+        }
+    }
+
     /// See [`NodePages::is_better_copied`](crate::NodePages::is_better_copied).
     pub(crate) fn is_better_copied(&self, pfn: Pfn, old: u32, new: u32) -> bool {
         let gains = || {

@@ -11,7 +11,7 @@ pub(crate) const CHUNK_ORDER: Order = Order(CHUNK.trailing_zeros() as u8);
 /// Order of 2 MiB of small pages.
 pub const HUGE: Order = Order(9);
 /// Size of the huge pages that neap uses, in bytes.
-pub(crate) const HUGE_BYTES: usize = 2 << 20;
+pub const HUGE_BYTES: usize = 2 << 20;
 
 /// The supply of huge pages for an arena that has a use for them if they are `wanted`. With pages
 /// of 16 and 64 KiB, the kernel's huge pages have 32 and 512 MiB. The arena then uses none, since

@@ -32,6 +32,12 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(pfn)).allow_huge(platform, pfn, pages);
     }
 
+    /// Forbids huge pages in a run that has them for its length alone. The caller owns the run,
+    /// which is to have zeroes: the program may never touch most of it.
+    pub fn expect_sparse(&self, platform: &P, pfn: Pfn, pages: u32) {
+        self.node(self.node_of(pfn)).expect_sparse(platform, pfn, pages);
+    }
+
     /// Whether a run of `old` pages that grows to `new` pages elsewhere is better copied than moved
     /// ([`Platform::move_pages`]), for the sake of huge pages. The caller owns the run.
     pub fn is_better_copied(&self, pfn: Pfn, old: u32, new: u32) -> bool {

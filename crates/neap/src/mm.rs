@@ -374,6 +374,9 @@ impl<P: Platform> Mm<P> {
     /// The allocation is the caller's and has that many bytes. No code has written to it.
     #[inline]
     unsafe fn zero(&self, Fresh { memory, is_zero }: Fresh, size: usize) -> *mut u8 {
+        if size >= neap_pages::HUGE_BYTES && !memory.is_null() {
+            self.expect_sparse(memory);
+        }
         // SAFETY: the allocation is the caller's and has `size` bytes, so this call may write to
         // them. No code has written to it, as `zero_run` requires of a run. All three are the
         // caller's promise.

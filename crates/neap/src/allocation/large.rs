@@ -30,6 +30,18 @@ enum Unmoved {
 }
 
 impl<P: Platform> Mm<P> {
+    /// Forbids huge pages in a fresh run of zeroes that the program may leave sparse.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn expect_sparse(&self, memory: *const u8) {
+        if let Some((core, count)) = self.core_if_open().and_then(|core| Some((core, core.run_at(memory)?))) {
+            let (pages, platform) = (&core.objects.pages, &core.objects.platform);
+            // Inside the gate, since `expect_sparse` takes a mutex, which fork must find free.
+            let _inside = self.gate.enter(platform.cpu());
+            pages.expect_sparse(platform, pages.pfn(memory.addr()), count);
+        }
+    }
+
     /// Makes every byte of a fresh run zero. Does not touch pages without memory. Returns `false`
     /// if no run starts at `memory`.
     ///

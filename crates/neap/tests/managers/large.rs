@@ -118,3 +118,29 @@ fn a_failed_growth_leaves_the_block_as_it_was() {
     }
     program.end();
 }
+
+/// A program writes to undefined memory before it reads it, so a long buffer has huge pages though
+/// nothing else is resident. A run of zeroes may stay sparse, and under a limit size counts.
+#[test]
+fn long_buffers_have_huge_pages_and_zeroes_may_stay_sparse() {
+    const LONG: usize = 16 << 20;
+    let cases = [
+        (LONG, false, 0, true),
+        (LONG - 4096, false, 0, false),
+        (LONG, true, 0, false),
+        (LONG, false, 1 << 30, false),
+        (LONG, true, 1 << 30, false),
+    ];
+    for (size, zeroed, limit, expected) in cases {
+        let machine = Shared::new(Virtual::new(4096, 1));
+        let mm = Opened::new(machine.clone(), &Options { limit, ..OPTIONS }).unwrap();
+        let mut program = Program::new(&mm);
+        for is_alone in [true, false] {
+            assert!(program.allocate(Request { size, align: 1, zeroed }));
+            let (&start, _) = program.blocks.last_key_value().unwrap();
+            let has = machine.allows_huge_pages(start + (4 << 20));
+            assert_eq!(has, expected || !is_alone, "{size} bytes, zeroed: {zeroed}, limit {limit}, alone: {is_alone}");
+        }
+        program.end();
+    }
+}
