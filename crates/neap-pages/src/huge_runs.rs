@@ -101,8 +101,9 @@ impl Arena {
         self.huge_runs.wanted && pages >= UNIT && (is_long || !self.is_risky(pages, resident))
     }
 
-    /// Whether a run of zeroes of `pages` pages has huge pages that it should not have, since the
-    /// program may leave it sparse. `resident` is as for [`Arena::is_worth_huge`].
+    /// Whether huge pages in a run of `pages` pages could more than double the resident memory, if
+    /// the program leaves it sparse. Not where every mapping has them anyway. `resident` is as for
+    /// [`Arena::is_worth_huge`].
     pub(crate) fn is_risky(&self, pages: u32, resident: u32) -> bool {
         let is_everywhere = self.huge_runs.supply == HugePageSupply::Everywhere;
         !is_everywhere && !at_most_doubles(pages, resident.saturating_sub(pages))
