@@ -374,6 +374,7 @@ impl<P: Platform> Mm<P> {
     /// The allocation is the caller's and has that many bytes. No code has written to it.
     #[inline]
     unsafe fn zero(&self, Fresh { memory, is_zero }: Fresh, size: usize) -> *mut u8 {
+        // A shorter run has no huge page.
         if size >= neap_pages::HUGE_BYTES && !memory.is_null() {
             self.expect_sparse(memory);
         }

@@ -14,7 +14,7 @@ use neap_testing::random::{Random, number, seed};
 use neap_testing::shared::Shared;
 use neap_testing::virtual_platform::{Call, Virtual};
 
-/// Reallocates blocks of up to 8 MiB at random.
+/// Reallocates blocks of up to 13 MiB at random.
 fn chains<P: Platform>(machine: &Shared<P>, options: &Options, before_each: impl Fn(&mut Random)) {
     let mm = Opened::new(machine.clone(), options).unwrap();
     let (mut program, mut random) = (Program::new(&mm), Random(seed()));
@@ -23,7 +23,7 @@ fn chains<P: Platform>(machine: &Shared<P>, options: &Options, before_each: impl
         let size = match random.below(6) {
             0 => 1 + random.below(40_000),
             1 => 250_000 + random.below(20_000),
-            _ => 300_000 + random.below(2_000_000),
+            _ => 300_000 + random.below(4_000_000),
         };
         match random.below(10) {
             0..3 => {
@@ -57,8 +57,9 @@ fn chains_of_reallocations_on_virtual_machines() {
             let options = Options { huge, ..OPTIONS };
             chains(&machine, &options, |_| ());
             let moves = machine.made(Call::MovePages);
-            // Huge pages are of 2 MiB, or not used. Parts of them are copied.
-            assert!(huge && page_size == 4096 || moves > 20, "{moves} moves");
+            // Shorter runs are copied where there are huge pages, which are of 2 MiB or not used.
+            let least = if huge && page_size == 4096 { 5 } else { 20 };
+            assert!(moves > least, "{moves} moves");
             chains(&machine, &options, |random| machine.fail(Call::MovePages, 0, random.below(2)));
         }
     }

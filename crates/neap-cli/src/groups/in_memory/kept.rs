@@ -40,7 +40,7 @@ struct ChargedLook<'a> {
     layout: MemoryLayout<'a>,
     places: Places,
     origins: Vec<u64>,
-    /// Objects of `class` that were found and not yet looked at.
+    /// Objects of `size` bytes that were found and not yet looked at.
     objects: Vec<u64>,
     size: u64,
     /// Bytes by payer.
