@@ -79,12 +79,15 @@ impl<P: Platform> Objects<P> {
         self.give_back(loose);
     }
 
-    /// Returns objects of one node to their slabs under one hold of the class's lock. The objects'
-    /// state bytes are 0.
+    /// Returns at most [`FLUSH_BATCH`] objects of one node to their slabs under one hold of the
+    /// class's lock. The objects' state bytes are 0.
     fn put_back(&self, node: usize, class: Class, objects: &[*mut u8], holder: Holder, loose: &mut Loose) {
+        // Objects freed in random order miss the cache for each frame and each descriptor. The
+        // misses of this loop overlap, and happen without the lock.
+        let mut places = [ObjectIndex { slab: SlabId::NONE, object: 0 }; FLUSH_BATCH];
+        objects.iter().zip(&mut places).for_each(|(&object, place)| *place = self.place(class, object));
         let mut cache = self.cache(node, class).lock();
-        for &object in objects {
-            let place = self.place(class, object);
+        for (&object, &place) in objects.iter().zip(&places) {
             // SAFETY: the lock is held, and the frame of the object's page says that the slab is
             // one of this class.
             unsafe {
