@@ -187,10 +187,10 @@ impl Numbers {
             ("of these on CPUs' stacks, when last counted", mib(bytes.on_stacks)),
             ("free pages, resident", mib(bytes.free_resident)),
             ("address space of the arena", mib(bytes.mapped)),
+            ("address space of its tables", mib(bytes.tables)),
         ];
         if has_text {
             memory.push(("unaccounted, exact when idle", mib_signed(bytes.unaccounted)));
-            memory.push(("address space of its tables", mib(bytes.tables)));
         }
         if let Some(PerCpuNumbers { used, free }) = self.per_cpu {
             memory.push(("per-CPU data, pages in use", mib(used)));

@@ -441,8 +441,11 @@ fn forked_child_shows_what_it_holds_before_its_first_tick() {
     let mut program = Program::start("holding fork", "background:off", &[]);
     let child: u32 = program.hear("forked").parse().unwrap();
     program.hear("child holds");
-    let [parents, own] = [program.id(), child].map(|pid| numbers(pid).unwrap()["bytes"]["used"].as_u64().unwrap());
+    let of_both = |key: &str| [program.id(), child].map(|pid| numbers(pid).unwrap()["bytes"][key].as_u64().unwrap());
+    let [parents, own] = of_both("used");
     assert!(own.abs_diff(parents + (64 << 20)) < BESIDE, "{own} bytes, its parent {parents}");
+    let [parents, own] = of_both("tables");
+    assert!(own >= parents && parents > 0, "{own} bytes of tables, its parent {parents}");
 }
 
 #[test]

@@ -117,8 +117,14 @@ fn pieces_of(
     }
 }
 
-/// The first of a number of new pages, and their number.
-pub(crate) type Grown = (Pfn, u32);
+/// New pages of an arena.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grown {
+    pub(crate) first: Pfn,
+    pub(crate) pages: u32,
+    /// Mapped bytes of all tables of the arena by now.
+    pub(crate) table_bytes: usize,
+}
 
 #[derive(Debug)]
 pub(crate) struct Arena {
@@ -451,12 +457,16 @@ impl Arena {
     pub(crate) fn mapped(&self) -> MappedBytes {
         let growth = self.growth.lock();
         let holes: usize = growth.holes().iter().map(|(from, to)| to - from).sum();
-        let mut tables = 0;
+        MappedBytes { memory: growth.end - holes, tables: self.table_bytes(&growth) }
+    }
+
+    fn table_bytes(&self, growth: &Growth) -> usize {
+        let mut bytes = 0;
         for (table, mapped) in self.tables.iter().zip(growth.tables) {
-            let add = |_, length: usize| tables += length;
+            let add = |_, length: usize| bytes += length;
             pieces_of(table, growth.holes(), mapped, self.page_shift, self.space, add);
         }
-        MappedBytes { memory: growth.end - holes, tables }
+        bytes
     }
 
     #[inline]
@@ -659,7 +669,7 @@ impl Arena {
         }
         growth.ends[node] = first.0 + pages;
         self.limit.store(growth.end, Relaxed);
-        (first, pages)
+        Grown { first, pages, table_bytes: self.table_bytes(growth) }
     }
 }
 

@@ -46,6 +46,9 @@ pub(crate) struct ZoneTotals {
     pub(crate) punched: AtomicU64,
     /// Pages of holes that were filled again.
     pub(crate) refilled: AtomicU64,
+    /// Mapped bytes of the tables of all zones when this one grew last. They never decrease, so the
+    /// largest number of all zones is that of now.
+    pub(crate) table_bytes: AtomicU64,
 }
 
 fn pair(low: u32, high: u32) -> u64 {
@@ -72,9 +75,9 @@ impl ZoneCell {
 }
 
 impl ZoneTotals {
-    fn words(&self) -> [&AtomicU64; 6] {
-        let ZoneTotals { grown, released, calls, failures, punched, refilled } = self;
-        [grown, released, calls, failures, punched, refilled]
+    fn words(&self) -> [&AtomicU64; 7] {
+        let ZoneTotals { grown, released, calls, failures, punched, refilled, table_bytes } = self;
+        [grown, released, calls, failures, punched, refilled, table_bytes]
     }
 }
 
@@ -115,6 +118,7 @@ mod tests {
                 of.release_failures,
                 of.punched,
                 of.refilled,
+                of.table_bytes as u64,
             ];
             assert_eq!(seen.collect::<Vec<_>>(), all, "{most}");
             all

@@ -380,11 +380,13 @@ impl Zone {
         Some(block)
     }
 
-    pub(crate) fn add(&self, (start, pages): Grown) {
+    pub(crate) fn add(&self, Grown { first, pages, table_bytes }: Grown) {
+        let mut inner = self.lock();
         // SAFETY: the arena maps its tables before it passes new pages on, and keeps them until it
         // is closed. Only this node's buddy uses its maps of chunks, and the words of the map of
         // backed pages for these pages. All code accesses frames by the rules of `frames`.
-        unsafe { self.lock().buddy.add(start, pages) };
+        unsafe { inner.buddy.add(first, pages) };
+        self.change_totals(&inner, |totals| totals.table_bytes.store(table_bytes as u64, Relaxed));
     }
 
     /// Puts a whole chain back, at most `blocks` blocks under one hold of the lock. Pauses between

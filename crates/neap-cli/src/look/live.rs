@@ -96,6 +96,8 @@ struct NodeCounts {
     failures: u64,
     punched: u64,
     refilled: u64,
+    /// Bytes of the tables of all zones when this one grew last.
+    table_bytes: u64,
 }
 
 impl NodeCounts {
@@ -163,6 +165,7 @@ pub(crate) struct Live {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiveSums {
     pub(crate) mapped: u64,
+    pub(crate) tables: u64,
     pub(crate) used: u64,
     pub(crate) cached: u64,
     pub(crate) free_resident: u64,
@@ -195,7 +198,7 @@ impl Live {
             // Counts that change together share a word, the first in its low half.
             let pair = |at: usize| (u64_at(bytes, at) & u64::from(u32::MAX), u64_at(bytes, at) >> 32);
             let ((free, releasing), (managed, backed_free)) = (pair(at), pair(at + 8));
-            let [populated, grown, released, calls, failures, punched, refilled] =
+            let [populated, grown, released, calls, failures, punched, refilled, table_bytes] =
                 core::array::from_fn(|word| u64_at(bytes, at + 24 + 8 * word));
             NodeCounts {
                 free,
@@ -210,6 +213,7 @@ impl Live {
                 failures,
                 punched,
                 refilled,
+                table_bytes,
             }
         };
         let class = |class: usize| {
@@ -272,6 +276,7 @@ impl Live {
         let cached = self.of_classes(|class| class.free(self.page_size)).saturating_add(stacked);
         LiveSums {
             mapped: bytes(self.zones(|zone| zone.managed)),
+            tables: self.zones.iter().map(|zone| zone.table_bytes).max().unwrap_or(0),
             used: owned.saturating_sub(cached),
             cached,
             free_resident: bytes(self.zones(|zone| zone.backed_free).saturating_add(listed_pages)),
@@ -290,7 +295,7 @@ impl Live {
             object,
             "bytes",
             json!({
-                "mapped": sums.mapped, "used": sums.used, "cached": sums.cached, "free_resident": sums.free_resident,
+                "mapped": sums.mapped, "tables": sums.tables, "used": sums.used, "cached": sums.cached, "free_resident": sums.free_resident,
                 "on_stacks": sums.stacked,
             }),
         );
@@ -392,8 +397,8 @@ pub(crate) mod tests {
         for (zone, first) in [([900, 4, 1000, 70, 1], 100), ([950, 0, 1000, 30, 0], 1000)] {
             words.extend(zone);
             words.push(0);
-            long(&mut words, &core::array::from_fn::<u64, 7, _>(|count| first + count as u64));
-            words.extend([0; 12]);
+            long(&mut words, &core::array::from_fn::<u64, 8, _>(|count| first + count as u64));
+            words.extend([0; 10]);
         }
         for shape in [[0, 0, 0, 0], [64, 512, 8, 0], [1024, 128, 32, 0]] {
             words.extend(shape);
@@ -435,6 +440,7 @@ pub(crate) mod tests {
             sums,
             LiveSums {
                 mapped: 2000 * page,
+                tables: 1007,
                 used: owned - free - 640,
                 cached: free + 640,
                 free_resident: (100 + listed) * page,
@@ -448,14 +454,14 @@ pub(crate) mod tests {
     fn live_counters_replace_those_of_the_text() {
         let live = Live::read(&reader(bytes()), layout()).unwrap();
         let mut object = json!({
-            "bytes": {"used": 1, "tables": 77}, "nodes": [{"node": 0, "used": 1, "misses": 5}],
+            "bytes": {"used": 1, "unaccounted": 77}, "nodes": [{"node": 0, "used": 1, "misses": 5}],
             "classes": [{"size": 64, "slabs": 9, "in_slots": 10}, {"size": 80, "slabs": 1}],
             "mode": {"page_size": 1, "slots": "rseq"},
         });
         let object = object.as_object_mut().unwrap();
         live.put_into(object);
         assert_eq!(object["bytes"]["used"], live.sums().used);
-        assert_eq!((&object["bytes"]["tables"], &object["mode"]["slots"]), (&77.into(), &"rseq".into()));
+        assert_eq!((&object["bytes"]["unaccounted"], &object["mode"]["slots"]), (&77.into(), &"rseq".into()));
         assert_eq!(object["nodes"][0]["misses"], 5);
         assert_eq!([&object["nodes"][0]["used"], &object["nodes"][1]["used"]], [95, 50]);
         let classes = object["classes"].as_array().unwrap();

@@ -409,7 +409,7 @@ impl PageMapping {
 }
 
 const MAGIC: &[u8] = b"neapstat";
-const FORMAT: u32 = 8;
+const FORMAT: u32 = 9;
 const HEADER: usize = 32;
 /// Offset and length of requests and answers in the page. The live counters follow them.
 pub(crate) const CHANNEL: usize = HEADER;

@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 /// Magic at the start of the page.
 pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
 /// Format version. Incremented with every change that an older reader would misread.
-pub(crate) const VERSION: u32 = 8;
+pub(crate) const VERSION: u32 = 9;
 /// Offset of reports in the file, and the most bytes of numbers.
 pub(crate) const REPORT_AT: usize = 256 << 10;
 /// Bytes of reports.
