@@ -158,6 +158,7 @@ impl<P: Platform> Objects<P> {
             // the last.
             let (first, end) = (filled.trailing_zeros(), u64::BITS - filled.leading_zeros());
             let length = (end - first) as usize * self.pages.page_size();
+            pages.shed(&self.platform);
             // If the system refuses, the pages come one by one as the program touches them.
             let _ = self.platform.populate(self.pages.address(pfn.plus(first)), length);
         }

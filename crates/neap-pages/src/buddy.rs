@@ -177,6 +177,8 @@ pub(crate) struct Buddy {
     pub(crate) managed: u32,
     pub(crate) free: u32,
     pub(crate) backed_free: u32,
+    /// Pages with memory of blocks that are [detached](crate::isolate).
+    pub(crate) backed_detached: u32,
     /// The least `backed_free` since its last reset.
     pub(crate) backed_low: u32,
     /// Number of chunks from address 0 to the base. Page numbers count from the base, alignments
@@ -209,6 +211,7 @@ impl Buddy {
             managed: 0,
             free: 0,
             backed_free: 0,
+            backed_detached: 0,
             backed_low: 0,
             base_chunks: 0,
             keeps_chunks: false,

@@ -2,12 +2,12 @@
 //!
 //! # Design
 //!
-//! The budget is split into the nodes' parts and a reserve. A change adds the difference to the
-//! reserve. If the reserve is then less than zero, the nodes' parts exceed the budget. Each node
-//! then gives up its unused part, at the change and at its next allocations. If the reserve stays
-//! negative, more pages are in use than the budget allows, and no page is handed out until enough
-//! are freed. So the parts and the reserve always sum up to the budget, and no node's part is less
-//! than its use.
+//! The budget is split into the nodes' parts, the pages of tables, and a reserve. A change adds the
+//! difference to the reserve, and tables that grow are paid from it. If the reserve is then less
+//! than zero, the other parts exceed the budget. Each node then gives up as much of its unused part
+//! as the reserve lacks, at the change and at its next allocations. If the reserve stays negative,
+//! more pages are in use than the budget allows, and no page is handed out until enough are freed.
+//! So the parts always sum up to the budget, and no node's part is less than its use.
 //!
 //! # Locking
 //!
@@ -49,21 +49,21 @@ impl<P: Platform> NodePages<P> {
             (UNLIMITED, _) => {
                 // The reserve gets the whole budget first, so that it can give each node its part
                 // meanwhile.
+                arena.uncharge_tables();
                 arena.reserve.store(pages.into(), Relaxed);
                 for node in self.all() {
                     let mut inner = node.zone.lock();
-                    inner.pays_tables = node.node == 0;
-                    inner.tables = if inner.pays_tables { arena.table_pages() } else { 0 };
-                    inner.budget = inner.used().saturating_add(inner.tables);
+                    inner.budget = inner.used();
                     arena.reserve.fetch_sub(inner.budget.into(), Relaxed);
                 }
             }
             (_, UNLIMITED) => {
                 for node in self.all() {
                     let mut inner = node.zone.lock();
-                    (inner.budget, inner.pays_tables, inner.tables) = (UNLIMITED, false, 0);
+                    inner.budget = UNLIMITED;
                     node.zone.note_beyond(&inner);
                 }
+                arena.uncharge_tables();
                 arena.reserve.store(0, Relaxed);
             }
             _ => _ = arena.reserve.fetch_add(i64::from(pages) - i64::from(before), Relaxed),
@@ -84,14 +84,19 @@ impl<P: Platform> NodePages<P> {
         self.resident() + u64::from(self.node(0).arena.table_pages())
     }
 
-    /// Pages in use beyond the budget, after all nodes gave up their unused parts. Returns 0
-    /// without a budget, and unless the budget was cut.
+    /// Pages of allocations and tables beyond the budget, after all nodes gave up their unused
+    /// parts. Returns 0 without a budget.
     pub fn beyond_budget(&self) -> u64 {
-        let reserve = &self.node(0).arena.reserve;
+        let arena = &self.node(0).arena;
+        let reserve = &arena.reserve;
+        if arena.budget().is_some() {
+            arena.charge_tables();
+        }
         for pages in self.all() {
             // Relaxed: a count that publishes no other data.
-            if reserve.load(Relaxed) < 0 {
-                pages.zone.lock().give_up_room(reserve);
+            let lacking = -reserve.load(Relaxed);
+            if lacking > 0 {
+                pages.zone.lock().give_up_room(reserve, u32::try_from(lacking).unwrap_or(u32::MAX));
             }
         }
         (-reserve.load(Relaxed)).max(0) as u64

@@ -59,7 +59,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Charges up to `pages` holes as used again, before they are filled. Returns their number; 0
-    /// if there are none or the budget has no room for them.
+    /// if there are none or the budget has no room for them. The caller [sheds](Pages::shed) other
+    /// free pages before it fills the holes.
     pub fn charge_holes(&self, pages: u32) -> u32 {
         let mut inner = self.zone.lock();
         let pages = pages.min(inner.holes.max(0) as u32);
@@ -67,6 +68,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             return 0;
         }
         inner.holes -= pages as i32;
+        self.zone.note_beyond(&inner);
         self.zone.count_growth(&inner, pages.into());
         self.zone.change_totals(&inner, |totals| add(&totals.refilled, pages.into()));
         pages
@@ -77,6 +79,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         if pages > 0 {
             let mut inner = self.zone.lock();
             inner.holes += pages as i32;
+            self.zone.note_beyond(&inner);
             self.zone.change_totals(&inner, |totals| add(&totals.refilled, u64::from(pages).wrapping_neg()));
         }
     }

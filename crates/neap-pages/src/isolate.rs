@@ -126,7 +126,9 @@ impl Buddy {
     pub(crate) fn detach(&mut self, pfn: Pfn, order: Order, class: usize) {
         self.remove(pfn, order, class);
         self.free -= order.pages();
-        self.backed_free -= self.count_backed(pfn, order.pages());
+        let backed = self.count_backed(pfn, order.pages());
+        self.backed_free -= backed;
+        self.backed_detached += backed;
         self.frames.frame(pfn).set_head(State::Releasing, order);
     }
 
@@ -139,6 +141,7 @@ impl Buddy {
                 frame.set_state(State::Inside);
             }
         }
+        self.backed_detached -= self.count_backed(pfn, pages);
         self.backed.set(pfn, emptied, false);
         self.give_range(pfn, pages, Memory::AsRecorded);
     }

@@ -559,8 +559,9 @@ impl<P: Platform> NodePages<P> {
         Finding::unless_equal("pages of all nodes", Pfn::NONE, mapped, numbers.managed.into())?;
         let reserve = self.first.arena.reserve.load(Relaxed);
         let shares = self.all().filter_map(Pages::share).map(u64::from).sum::<u64>();
+        let tables = u64::from(self.first.arena.charged_tables());
         let budget = numbers.budget.map_or(0, u64::from);
-        Finding::unless_equal("budget of all nodes", Pfn::NONE, budget, (shares as i64 + reserve) as u64)
+        Finding::unless_equal("budget of all nodes", Pfn::NONE, budget, ((shares + tables) as i64 + reserve) as u64)
     }
 
     /// The first address of the arena.

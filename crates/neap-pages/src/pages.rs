@@ -148,26 +148,10 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         wanted: Wanted,
         take: impl FnMut(&mut Buddy, u32) -> Option<R>,
     ) -> Result<R, Exhausted> {
-        let taken = self.zone.acquire(&self.arena, platform, wanted, take)?;
+        let taken = self.zone.acquire(&self.arena, platform, wanted, take);
+        // A failure, too, may leave free pages beyond the budget: tables have grown since then.
         self.shed(platform);
-        Ok(taken)
-    }
-
-    /// Releases about as many free pages as are resident beyond the budget.
-    fn shed(&self, platform: &P) {
-        self.shed_until(platform, &|| false);
-    }
-
-    /// Releases about as many free pages as are resident beyond the budget. Stops when `stop`
-    /// returns true.
-    pub(crate) fn shed_until(&self, platform: &P, stop: &dyn Fn() -> bool) {
-        let mut beyond = self.zone.beyond();
-        // One call may release fewer pages: it leaves blocks that have more backed pages than it
-        // still wants.
-        while beyond > 0 && !stop() {
-            let released = self.release(platform, beyond, Effort::Sparing, stop).released;
-            beyond = if released == 0 { 0 } else { beyond.saturating_sub(released) };
-        }
+        taken
     }
 
     /// Allocates a block of 2^order pages from the CPU's list. If that has none, allocates a block
@@ -451,15 +435,17 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         behind.step_by(CHUNK as usize).all(own)
     }
 
-    /// Gives this node's unused part of the budget to the reserve, for other nodes. Then releases
-    /// free pages that are resident beyond the rest of the part.
+    /// Releases this node's free pages, and gives its unused part of the budget to the reserve, for
+    /// other nodes. The pages go first: another node may take as much memory as soon as the reserve
+    /// has the part.
     // Not inlined: the caller then takes a block, and must need little stack.
     #[inline(never)]
     pub(crate) fn give_up_room(&self, platform: &P) {
         if self.arena.budget().is_some() {
+            self.release(platform, self.backed_free_pages(), Effort::Sparing, &|| false);
             {
                 let mut inner = self.zone.lock();
-                inner.give_up_room(&self.arena.reserve);
+                inner.give_up_room(&self.arena.reserve, u32::MAX);
                 self.zone.note_beyond(&inner);
             }
             self.shed(platform);

@@ -69,7 +69,7 @@ pub(crate) struct Population {
     /// The fewest pages in use or backed with which the first block is populated.
     floor: u32,
     /// Number of pages that threads are populating.
-    busy: u32,
+    pub(crate) busy: u32,
     /// Whether a thread is allowing huge pages for a batch of blocks.
     allowing: bool,
     /// Whether a thread waits for `busy` or `allowing` to change.

@@ -209,6 +209,7 @@ impl<P: Platform> ReleasePass<'_, P> {
             // Counted before `settle`: after it, another thread may find the holes and fill them.
             let mut inner = self.zone.lock();
             inner.holes += pages as i32;
+            self.zone.note_beyond(&inner);
             self.zone.change_totals(&inner, |totals| add(&totals.punched, pages.into()));
             drop(inner);
             report.released += pages;
@@ -464,6 +465,7 @@ impl<P: Platform> ReleasePass<'_, P> {
         let mut inner = self.zone.lock();
         let pages = put(&mut inner.buddy);
         inner.releasing -= pages;
+        self.zone.note_beyond(&inner);
     }
 }
 

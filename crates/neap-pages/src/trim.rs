@@ -179,9 +179,43 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// have more pages than it wants. Does not split huge pages. Pages in lists stay. Does nothing
     /// while another thread releases.
     pub fn release(&self, platform: &P, pages: u32, effort: Effort, stop: &dyn Fn() -> bool) -> Report {
+        self.try_release(platform, pages, effort, stop).unwrap_or_default()
+    }
+
+    /// As [`Pages::release`]; `None` while another thread releases.
+    pub(crate) fn try_release(
+        &self,
+        platform: &P,
+        pages: u32,
+        effort: Effort,
+        stop: &dyn Fn() -> bool,
+    ) -> Option<Report> {
         let pages = if pages == 0 { 0 } else { pages.max(HUGE.pages()) };
-        let wanted = Wanted { pages, least: Order(0), effort, splits: false };
-        self.release_wanted(platform, wanted, stop)
+        self.release_wanted(platform, Wanted { pages, least: Order(0), effort, splits: false }, stop)
+    }
+
+    /// Releases about as many free pages as are resident beyond the budget. Waits for a release in
+    /// progress, for some tenths of a second at most. A thread that took memory calls this before
+    /// the memory is touched, so the resident pages do not pass the budget.
+    pub fn shed(&self, platform: &P) {
+        self.shed_until(platform, &|| false);
+    }
+
+    /// As [`Pages::shed`]. Stops when `stop` returns true.
+    pub(crate) fn shed_until(&self, platform: &P, stop: &dyn Fn() -> bool) {
+        let mut polls = 0;
+        while self.zone.beyond() > 0 && polls < TURN_POLLS_MAX && !stop() {
+            // One call may release fewer pages: it leaves blocks that have more backed pages than
+            // it still wants.
+            match self.try_release(platform, self.zone.beyond(), Effort::Sparing, stop) {
+                Some(Report { released: 0, .. }) => break,
+                Some(_) => {}
+                None => {
+                    wait(platform, polls);
+                    polls += 1;
+                }
+            }
+        }
     }
 
     /// Releases up to `pages` pages of free blocks that are at least of order `least`, although
@@ -194,17 +228,16 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         effort: Effort,
         stop: &dyn Fn() -> bool,
     ) -> Report {
-        self.release_wanted(platform, Wanted { pages, least, effort, splits: true }, stop)
+        self.release_wanted(platform, Wanted { pages, least, effort, splits: true }, stop).unwrap_or_default()
     }
 
-    fn release_wanted(&self, platform: &P, wanted: Wanted, stop: &dyn Fn() -> bool) -> Report {
-        let mut report = Report::default();
-        if let Some(mut turn) = self.release.turn() {
-            self.run(platform, &mut turn, wanted, stop, &mut report);
-            let mut inner = self.zone.lock();
-            inner.buddy.backed_low = inner.buddy.backed_low.min(inner.buddy.backed_free);
-        }
-        report
+    /// `None` while another thread releases.
+    fn release_wanted(&self, platform: &P, wanted: Wanted, stop: &dyn Fn() -> bool) -> Option<Report> {
+        let (mut report, mut turn) = (Report::default(), self.release.turn()?);
+        self.run(platform, &mut turn, wanted, stop, &mut report);
+        let mut inner = self.zone.lock();
+        inner.buddy.backed_low = inner.buddy.backed_low.min(inner.buddy.backed_free);
+        Some(report)
     }
 
     /// Records that `pages` pages were released although they may be needed again. Allocating

@@ -17,6 +17,7 @@ pub(crate) struct Sums {
     pub(crate) listed: u32,
     pub(crate) used: u32,
     pub(crate) releasing: u32,
+    pub(crate) backed_detached: u32,
 }
 
 impl Buddy {
@@ -49,7 +50,10 @@ impl Buddy {
                 match state {
                     State::Listed => sums.listed += pages,
                     State::Allocated | State::Slab => sums.used += pages,
-                    State::Releasing => sums.releasing += pages,
+                    State::Releasing => {
+                        sums.releasing += pages;
+                        sums.backed_detached += self.count_backed(at, pages);
+                    }
                     State::Run => {
                         pages = frame.owner();
                         sums.used += pages;
@@ -73,6 +77,8 @@ impl Buddy {
         Finding::unless_equal("sum of all states", Pfn::NONE, self.managed.into(), managed.into())?;
         Finding::unless_equal("free pages", Pfn::NONE, sums.free.into(), self.free.into())?;
         Finding::unless_equal("backed free pages", Pfn::NONE, sums.backed_free.into(), self.backed_free.into())?;
+        let (detached, counted) = (sums.backed_detached.into(), self.backed_detached.into());
+        Finding::unless_equal("detached pages with memory", Pfn::NONE, detached, counted)?;
         self.verify_lists(&blocks)?;
         self.verify_chunks()?;
         Ok(sums)

@@ -57,10 +57,6 @@ pub(crate) struct Inner {
     pub(crate) population: Population,
     /// Pages that may be used here; [`UNLIMITED`] without a budget.
     pub(crate) budget: u32,
-    /// Whether this node's part of the budget pays for the tables. Only the first node's part does.
-    pub(crate) pays_tables: bool,
-    /// Pages of tables that are charged to the budget, as of the last [`Inner::fits`].
-    pub(crate) tables: u32,
     /// The cells for the counters of all nodes, which other processes read.
     pub(crate) live: Cells<ZoneCell>,
     node: usize,
@@ -72,9 +68,10 @@ impl Inner {
         (self.buddy.managed - self.buddy.free - self.releasing).wrapping_sub(self.holes as u32)
     }
 
-    /// Resident pages, used and free.
+    /// Resident pages, used and free. Includes those that a thread is releasing or populating.
     pub(crate) fn resident(&self) -> u32 {
-        self.used().wrapping_add(self.buddy.backed_free)
+        let moving = self.buddy.backed_detached + self.population.busy;
+        self.used().wrapping_add(self.buddy.backed_free).wrapping_add(moving)
     }
 
     /// Returns the number of backed pages that were free during the last [`INTERVALS`] intervals,
@@ -85,32 +82,33 @@ impl Inner {
         core::mem::replace(&mut self.lows[0], low).min(self.lows.iter().copied().fold(low, u32::min))
     }
 
-    /// Resident pages beyond the budget, with those of tables.
+    /// Resident pages beyond the node's part of the budget.
     pub(crate) fn beyond_budget(&self) -> u32 {
-        self.resident().saturating_add(self.tables).saturating_sub(self.budget)
+        self.resident().saturating_sub(self.budget)
     }
 
     /// Pages that may still come from the system.
     pub(crate) fn resident_room(&self) -> u32 {
-        self.budget.saturating_sub(self.resident()).saturating_sub(self.tables)
+        self.budget.saturating_sub(self.resident())
     }
 
     /// Pages that may still be handed out.
     pub(crate) fn room(&self) -> u32 {
-        self.budget.saturating_sub(self.used()).saturating_sub(self.tables)
+        self.budget.saturating_sub(self.used())
     }
 
     /// Whether `pages` more may be handed out. If this node's part of the budget is too small,
     /// draws pages from the reserve.
     pub(crate) fn fits(&mut self, pages: u32, arena: &Arena) -> bool {
-        if self.pays_tables {
-            self.tables = arena.table_pages();
+        if self.budget != UNLIMITED {
+            arena.charge_tables();
         }
-        // The budget was cut below the use. This node gives its unused part to the reserve. No page
-        // is handed out until the reserve has enough again. Relaxed: a count that publishes no
-        // other data.
-        if arena.reserve.load(Relaxed) < 0 {
-            self.give_up_room(&arena.reserve);
+        // The tables grew, or the budget was cut below the use. This node gives up what the reserve
+        // lacks. No page is handed out until the reserve lacks nothing. Relaxed: a count that
+        // publishes no other data.
+        let lacking = -arena.reserve.load(Relaxed);
+        if lacking > 0 {
+            self.give_up_room(&arena.reserve, u32::try_from(lacking).unwrap_or(u32::MAX));
         }
         let missing = pages.saturating_sub(self.room());
         if missing == 0 {
@@ -140,11 +138,11 @@ impl Inner {
         }
     }
 
-    /// Gives up the unused part of the budget, for other nodes.
-    pub(crate) fn give_up_room(&mut self, reserve: &AtomicI64) {
+    /// Gives up at most `most` pages of the unused part of the budget.
+    pub(crate) fn give_up_room(&mut self, reserve: &AtomicI64, most: u32) {
         // A node without a budget has nothing to give up. The caller may have seen a budget that
         // another thread is setting or removing.
-        let room = if self.budget == UNLIMITED { 0 } else { self.room() };
+        let room = if self.budget == UNLIMITED { 0 } else { self.room().min(most) };
         self.budget -= room;
         reserve.fetch_add(room.into(), Relaxed);
     }
@@ -232,8 +230,6 @@ impl Zone {
                 locks: 0,
                 population,
                 budget,
-                pays_tables: budget != UNLIMITED && node == 0,
-                tables: 0,
                 live: Cells::new(),
                 node,
             }),
@@ -326,6 +322,7 @@ impl Zone {
                 self.note_beyond(&inner);
                 return Ok(taken);
             }
+            self.note_beyond(&inner);
             // `seen` and `coming` are read under the attempt's hold of the lock. So later growth,
             // and pages that arrive later, are noticed and lead to another attempt.
             let seen = inner.buddy.frames.pages();
@@ -354,9 +351,10 @@ impl Zone {
         }
     }
 
-    /// Resident pages beyond the budget when pages were last taken.
+    /// Resident pages beyond the budget when pages were last taken or released.
     pub(crate) fn beyond(&self) -> u32 {
-        // Relaxed: heuristic; the next allocation stores it again.
+        // Relaxed: it publishes no other data. A thread that took pages stored it itself, or a
+        // thread that changed the pages later.
         self.beyond.load(Relaxed)
     }
 
