@@ -3,6 +3,8 @@
 //! The search covers only the folders that a build and an installation use. A library that the
 //! loader would find elsewhere is never used.
 
+use std::ffi::{CStr, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -19,8 +21,19 @@ pub(crate) const LIBRARY: &str = "libneap_malloc.so";
 /// Returns the path of this executable with links resolved. So a link in `/usr/local/bin` leads to
 /// the library as well.
 pub(crate) fn executable() -> Result<PathBuf> {
-    let path = std::env::current_exe().context("cannot tell where this executable lies")?;
+    let path = std::env::current_exe().or_else(|error| executed_path().ok_or(error));
+    let path = path.context("cannot tell where this executable lies")?;
     path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))
+}
+
+/// Returns the path that was given to `execve` for this process. The kernel passes it in the
+/// auxiliary vector, also without `/proc`. It may be relative to the working directory.
+fn executed_path() -> Option<PathBuf> {
+    // SAFETY: the call reads the auxiliary vector, which no code changes.
+    let text = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
+    // SAFETY: the kernel put the text on the first stack, where it ends with a NUL and stays.
+    let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })?;
+    Some(PathBuf::from(OsStr::from_bytes(text.to_bytes())))
 }
 
 /// Finds the preload library: beside `executable`, or in a library folder of the same prefix.
@@ -110,6 +123,12 @@ mod tests {
             fs::write(place.join(LIBRARY), "").unwrap();
             assert_eq!(find(&folder.executable()).unwrap(), place.join(LIBRARY));
         }
+    }
+
+    #[test]
+    fn executed_path_leads_to_this_executable() {
+        let found = executed_path().unwrap().canonicalize().unwrap();
+        assert_eq!(found, std::env::current_exe().unwrap().canonicalize().unwrap());
     }
 
     #[test]

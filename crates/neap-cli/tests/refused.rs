@@ -1,19 +1,21 @@
 //! A process whose limit follows its container, where the kernel refuses what it asks: it starts,
 //! runs, and the commands tell what it could not see.
 //!
-//! Method: the child forbids itself interfaces before it executes a shell under neap: by mounts of
-//! its own, and by a seccomp filter that answers EPERM. A test ends early where the machine does
-//! not let it mount.
+//! Method: the child forbids itself interfaces before it executes a shell under neap, or `neap run`
+//! that starts the shell: by mounts of its own, and by a seccomp filter that answers EPERM. A test
+//! ends early where the machine does not let it mount.
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
 mod running;
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use running::library;
+use running::{folder, library};
 
 /// Makes the child's own mounts private, and calls `mount` for `/proc` and `/sys`.
 fn mounts(mount: impl Fn(&std::ffi::CStr) -> libc::c_int) -> io::Result<()> {
@@ -74,18 +76,35 @@ fn filtered() -> io::Result<()> {
     if set { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A shell under neap that has said that it is up. `None` if the machine does not let it mount.
-fn start(forbid: fn() -> io::Result<()>) -> Option<Child> {
+/// What the shell does.
+const SCRIPT: &str = "echo up; read line; echo \"$line\"";
+
+/// A shell with neap preloaded.
+fn preloaded() -> Command {
     let mut command = Command::new("/bin/sh");
-    command.args(["-c", "echo up; read line; echo \"$line\""]);
-    command.env("LD_PRELOAD", library()).env("NEAP", "limit:auto,background:on");
+    command.args(["-c", SCRIPT]).env("LD_PRELOAD", library()).env("NEAP", "limit:auto,background:on");
+    command
+}
+
+/// `neap run` in a folder that also has the library: the command has to find it by itself.
+fn neap_run(folder_name: &str, arguments: &[&str]) -> Command {
+    let folder = folder(folder_name);
+    fs::hard_link(env!("CARGO_BIN_EXE_neap"), folder.join("neap")).unwrap();
+    symlink(library(), folder.join("libneap_malloc.so")).unwrap();
+    let mut command = Command::new("neap");
+    command.env("PATH", &folder).arg("run").args(arguments);
+    command
+}
+
+/// Starts the command with interfaces refused. `None` if the machine does not let it mount.
+fn start(mut command: Command, forbid: fn() -> io::Result<()>) -> Option<Child> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // SAFETY: the closures make system calls only, and build errors of a number.
     unsafe { command.pre_exec(forbid) };
     let child = command.spawn();
     let refused = child.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
     if refused {
-        eprintln!("not tested: mounts are not permitted");
+        eprintln!("SKIPPED: mounts are not permitted");
         return None;
     }
     Some(child.unwrap())
@@ -114,20 +133,28 @@ fn neap(command: &str, pid: &str) -> (Option<i32>, String) {
     (output.status.code(), text)
 }
 
+/// Checks that the commands of this process, which sees all, tell about one that sees nothing.
+fn told_of_a_sandbox(pid: &str) {
+    let (status, text) = neap("stat", pid);
+    assert!(status != Some(0) && text.contains("a sandbox kept neap from making its page"), "{text}");
+    let (status, text) = neap("pressure", pid);
+    assert!(status == Some(0) && text.contains("Limit:"), "{text}");
+    assert!(text.contains("for the process it is not known"), "{text}");
+}
+
+fn all() -> io::Result<()> {
+    without_proc_and_sys().and_then(|()| filtered())
+}
+
 #[test]
 fn without_proc_and_sys_a_process_runs_and_the_commands_tell() {
-    let Some(child) = start(without_proc_and_sys) else { return };
-    see(child, |pid| {
-        let (status, text) = neap("stat", pid);
-        assert!(status != Some(0) && text.contains("a sandbox kept neap from making its page"), "{text}");
-        let (status, text) = neap("pressure", pid);
-        assert!(status == Some(0) && text.contains("Limit:"), "{text}");
-    });
+    let Some(child) = start(preloaded(), without_proc_and_sys) else { return };
+    see(child, told_of_a_sandbox);
 }
 
 #[test]
 fn with_read_only_files_a_process_sees_its_limit() {
-    let Some(child) = start(read_only) else { return };
+    let Some(child) = start(preloaded(), read_only) else { return };
     see(child, |pid| {
         let (status, text) = neap("stat", pid);
         assert!(status == Some(0) && !text.contains("no limit is visible"), "{text}");
@@ -136,19 +163,36 @@ fn with_read_only_files_a_process_sees_its_limit() {
 
 #[test]
 fn with_calls_refused_a_process_runs_and_the_command_tells() {
-    see(start(filtered).unwrap(), |pid| {
-        let (status, text) = neap("stat", pid);
-        assert!(status != Some(0) && text.contains("a sandbox kept neap from making its page"), "{text}");
-        let (status, text) = neap("pressure", pid);
-        assert!(status == Some(0) && text.contains("Limit:"), "{text}");
-    });
+    see(start(preloaded(), filtered).unwrap(), told_of_a_sandbox);
 }
 
 #[test]
-fn with_all_of_that_refused_a_process_runs() {
-    fn all() -> io::Result<()> {
-        without_proc_and_sys().and_then(|()| filtered())
+fn with_all_refused_a_process_runs_and_the_commands_tell() {
+    let Some(child) = start(preloaded(), all) else { return };
+    see(child, told_of_a_sandbox);
+}
+
+#[test]
+fn neap_run_starts_a_process_with_all_of_that_refused() {
+    for forbid in [without_proc_and_sys, all] {
+        let command = neap_run("refused-run", &["--", "/bin/sh", "-c", SCRIPT]);
+        let Some(child) = start(command, forbid) else { return };
+        see(child, told_of_a_sandbox);
     }
-    let Some(child) = start(all) else { return };
-    see(child, |_| ());
+}
+
+#[test]
+fn neap_run_says_that_it_sees_no_limit() {
+    let command = neap_run("refused-says", &["-v", "--", "/bin/sh", "-c", "echo up"]);
+    let Some(child) = start(command, all) else { return };
+    let end = child.wait_with_output().unwrap();
+    let said = String::from_utf8(end.stderr).unwrap();
+    assert_eq!((end.status.code(), end.stdout.as_slice()), (Some(0), &b"up\n"[..]), "{said}");
+    for expected in [
+        "no memory group found, and the machine's numbers cannot be read",
+        "Limit:     unknown",
+        "Not seen:  the process's groups (",
+    ] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
 }

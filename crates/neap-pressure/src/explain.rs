@@ -88,7 +88,10 @@ impl MemoryReport {
             Subject::Other(id) => write!(out, "Process {id}: ")?,
         }
         match self.version {
-            None => return writeln!(out, "no memory group found; only the machine's numbers are known"),
+            None if self.levels().iter().any(|level| level.owner == LimitedBy::Machine) => {
+                return writeln!(out, "no memory group found; only the machine's numbers are known");
+            }
+            None => return writeln!(out, "no memory group found, and the machine's numbers cannot be read"),
             Some(Version::V1) if self.is_hybrid() => {
                 writeln!(out, "cgroup version 1 (hybrid: version 2 is mounted without memory)")?;
             }

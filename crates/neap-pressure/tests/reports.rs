@@ -298,6 +298,7 @@ fn refused_files_are_named() {
     let nothing = survey(&Tree::default());
     let text = explained(nothing.report());
     assert!(text.contains("the process's groups (no such file)") && text.contains("mounts (no such file)"), "{text}");
+    assert!(text.contains("no memory group found, and the machine's numbers cannot be read"), "{text}");
     assert!(nothing.report().wall().is_none() && nothing.report().pressure().is_none());
 }
 
