@@ -127,6 +127,17 @@ impl MemoryReport {
         })
     }
 
+    /// The directory with the file of a group's signal. `None` for other signals, and if no mount
+    /// shows a directory. A mount point that stands for the group has its limit, events and stalls.
+    pub(crate) fn directory_of(&self, signal: Signal) -> Option<&[u8]> {
+        let place = match (signal, self.version) {
+            (Signal::EventsLocal | Signal::Events, Some(Version::V2)) | (Signal::GroupPressure, _) => &self.unified,
+            (Signal::PressureLevel, Some(Version::V1)) => &self.memory,
+            _ => return None,
+        };
+        (place.view > Visibility::Outside).then(|| place.directory.as_bytes())
+    }
+
     /// The process.
     #[must_use]
     pub fn process(&self) -> Subject {

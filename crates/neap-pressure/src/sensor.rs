@@ -8,7 +8,7 @@ use crate::place::{self, HASH, Visibility, hashed, read_members, read_mounts};
 use crate::process::{Folder, MachineMemory, ProcessFacts, Subject};
 use crate::records::Records;
 use crate::report::MemoryReport;
-use crate::signals::SignalState;
+use crate::signals::{Signal, SignalState};
 use crate::watch::decode;
 
 /// Longest line that is read whole.
@@ -166,40 +166,34 @@ impl Sensor {
     fn try_signals<F: Files>(&mut self, files: &F) {
         let mut reader = Sensor::reader(files, (&mut self.scratch, &mut self.buffer));
         let report = &mut self.report;
-        let is_shown = |view| matches!(view, Visibility::Own | Visibility::Deleted);
-        let version_2 = report.version == Some(Version::V2) && is_shown(report.unified.view);
-        let version_1 = report.version == Some(Version::V1) && is_shown(report.memory.view);
-        let unified = report.unified.directory.as_bytes();
-        let memory = report.memory.directory.as_bytes();
-
         let headroom = match (report.levels().first(), reader.refused.or(report.refused)) {
             (Some(MemoryLevel { owner: LimitedBy::Group, usage: Some(_), .. }), _) => SignalState::Usable,
             (_, Some(error)) => SignalState::Refused(error),
             _ => SignalState::Absent,
         };
-        let mut events = |name: &[u8]| match version_2 {
-            true => reader.can_open(&[unified, b"/", name], Access::Read),
-            false => SignalState::Absent,
+        let mut events = |signal: Signal| match report.directory_of(signal) {
+            Some(group) => reader.can_open(&[group, b"/", signal.name().as_bytes()], Access::Read),
+            None => SignalState::Absent,
         };
-        let (local, events) = (events(b"memory.events.local"), events(b"memory.events"));
+        let (local, events) = (events(Signal::EventsLocal), events(Signal::Events));
         let watch = report.watch_is_set.then(|| report.watch.as_bytes());
         let watch = reader.watch(watch, report.process == Subject::Own);
-        let (mut group, group_stalls) = match is_shown(report.unified.view) {
-            true => reader.pressure_file(&[unified, b"/memory.pressure"]),
-            false => (SignalState::Absent, None),
-        };
-        // The root of version 2 has a pressure file of the whole machine.
-        let is_root = report.unified.from_root && unified.len() == report.unified.point;
-        if group == SignalState::Usable && is_root && !reader.is_there(unified, b"cgroup.type") {
-            group = SignalState::WholeMachine;
+        let (mut group, mut group_stalls) = (SignalState::Absent, None);
+        if let Some(directory) = report.directory_of(Signal::GroupPressure) {
+            (group, group_stalls) = reader.pressure_file(&[directory, b"/memory.pressure"]);
+            // The root of version 2 has a pressure file of the whole machine.
+            let is_root = report.unified.from_root && directory.len() == report.unified.point;
+            if group == SignalState::Usable && is_root && !reader.is_there(directory, b"cgroup.type") {
+                group = SignalState::WholeMachine;
+            }
         }
         let (machine, machine_stalls) = reader.pressure_file(&[b"/proc/pressure/memory"]);
-        let level = match version_1 {
-            true => match reader.can_open(&[memory, b"/memory.pressure_level"], Access::Read) {
-                SignalState::Usable => reader.can_open(&[memory, b"/cgroup.event_control"], Access::Write),
+        let level = match report.directory_of(Signal::PressureLevel) {
+            Some(group) => match reader.can_open(&[group, b"/memory.pressure_level"], Access::Read) {
+                SignalState::Usable => reader.can_open(&[group, b"/cgroup.event_control"], Access::Write),
                 refused => refused,
             },
-            false => SignalState::Absent,
+            None => SignalState::Absent,
         };
         let available = match reader.machine() {
             MachineMemory { level: None, .. } => SignalState::Absent,

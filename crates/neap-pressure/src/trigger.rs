@@ -25,11 +25,9 @@
 //! such a descriptor would be ready forever.
 
 use crate::files::{Access, Errno, FileKind, Files};
-use crate::groups::Version;
 use crate::level::{LimitedBy, MemoryLevel};
 use crate::notify::{Notify, Ready};
 use crate::path::PathText;
-use crate::place::Visibility;
 use crate::process::Subject;
 use crate::report::MemoryReport;
 use crate::signals::{Signal, SignalState, refusal};
@@ -243,14 +241,14 @@ fn read_events<N: Notify>(files: &N, file: &mut N::File) -> Result<LimitEvents, 
     Ok(LimitEvents::parse(buffer.get(..length).unwrap_or_default()))
 }
 
-/// Directory of the version 2 group whose limit is nearest, or of the process's own group.
-fn nearest_group(report: &MemoryReport) -> &[u8] {
+/// Directory of the group whose limit is nearest, if a group has it.
+fn nearest_group(report: &MemoryReport) -> Option<&[u8]> {
     let soft = report.soft_wall().filter(|soft| {
         let hard = report.wall().and_then(MemoryLevel::headroom);
         hard.is_none_or(|hard| soft.soft_headroom().is_some_and(|soft| soft <= hard))
     });
-    let nearest = soft.or(report.wall()).filter(|level| level.owner == LimitedBy::Group);
-    nearest.map_or(report.unified.directory.as_bytes(), |level| report.path(level))
+    let nearest = soft.or(report.wall()).filter(|level| level.owner == LimitedBy::Group)?;
+    Some(report.path(nearest))
 }
 
 /// Arms one signal. On failure returns why it is not armed.
@@ -261,35 +259,26 @@ fn arm<N: Notify>(
     window: StallWindow,
     path: &mut PathText,
 ) -> Result<(Armed, N::File), SignalState> {
-    let is_shown = |view| matches!(view, Visibility::Own | Visibility::Deleted);
-    let unified = report.unified.directory.as_bytes();
+    let directory = || report.directory_of(signal).ok_or(SignalState::Absent);
     match signal {
         Signal::Headroom | Signal::Available => Err(SignalState::Not("does not notify")),
         Signal::EventsLocal | Signal::Events => {
-            // A mount point that stands for the group has the events of its own limit, too.
-            if report.version != Some(Version::V2) || report.unified.view <= Visibility::Outside {
-                return Err(SignalState::Absent);
-            }
-            let name = signal.name().as_bytes();
+            let (own, name) = (directory()?, signal.name().as_bytes());
             let mut arm = |group| {
                 let mut file = open(files, path, &[group, b"/", name], Access::Read)?;
                 let now = read_events(files, &mut file).map_err(refusal)?;
                 Ok((Armed::Events(now), file))
             };
-            arm(nearest_group(report)).or_else(|_| arm(unified))
+            arm(nearest_group(report).unwrap_or(own)).or_else(|_| arm(own))
         }
         Signal::Watch => arm_watch(files, report, window, path),
-        Signal::GroupPressure if !is_shown(report.unified.view) => Err(SignalState::Absent),
         Signal::GroupPressure if report.signals.get(signal as usize) == Some(&SignalState::WholeMachine) => {
             Err(SignalState::Not("it reports the whole machine"))
         }
-        Signal::GroupPressure => arm_stalls(files, report, &[unified, b"/memory.pressure"], window, path),
+        Signal::GroupPressure => arm_stalls(files, report, &[directory()?, b"/memory.pressure"], window, path),
         Signal::MachinePressure => arm_stalls(files, report, &[b"/proc/pressure/memory"], window, path),
         Signal::PressureLevel => {
-            if report.version != Some(Version::V1) || !is_shown(report.memory.view) {
-                return Err(SignalState::Absent);
-            }
-            let directory = report.memory.directory.as_bytes();
+            let directory = directory()?;
             let level = open(files, path, &[directory, b"/memory.pressure_level"], Access::Read)?;
             let mut control = open(files, path, &[directory, b"/cgroup.event_control"], Access::Write)?;
             let counter = files.counter().map_err(SignalState::Refused)?;

@@ -47,6 +47,27 @@ fn views_tell_how_the_group_was_found() {
     assert_eq!(view("a removed group has no ancestors"), Visibility::Deleted);
 }
 
+/// The root group has no file of the memory controller, only its name in a list.
+#[test]
+fn version_2_is_recognised_by_its_list_of_controllers() {
+    for (controllers, expected) in [
+        ("cpuset cpu memory pids\n", Some(Version::V2)),
+        ("memory\n", Some(Version::V2)),
+        ("cpuset cpu memory_new pids\n", None),
+        ("", None),
+    ] {
+        let mut tree = Tree::of(&[("/proc/self/mountinfo", MOUNT_V2), ("/proc/meminfo", MEMINFO)]);
+        tree.text("/proc/self/cgroup", "0::/\n");
+        tree.text("/sys/fs/cgroup/cgroup.procs", "1\n");
+        tree.text("/sys/fs/cgroup/cgroup.controllers", controllers);
+        let sensor = survey(&tree);
+        let report = sensor.report();
+        assert_eq!((report.version(), report.levels().len()), (expected, 1), "{controllers}");
+        let found = if expected.is_some() { "cgroup version 2" } else { "no memory group found; only the machine's" };
+        assert!(explained(report).contains(found), "{}", explained(report));
+    }
+}
+
 #[test]
 fn limit_of_a_visible_level_is_listed_once() {
     let owners = |name: &str| {

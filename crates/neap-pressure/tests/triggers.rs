@@ -233,6 +233,37 @@ fn signal_of_the_group_comes_before_that_of_the_machine() {
     assert_eq!(armed(&tree).signal(), Some(Signal::PressureLevel));
 }
 
+/// A survey and an armed trigger agree on each signal of groups, whichever part of the group the
+/// mounts show.
+#[test]
+fn survey_and_arming_agree_on_each_view() {
+    let cases = [
+        ("only the leaf is read", "/sys/fs/cgroup/a/b", true),
+        ("the host's path is not visible in a container", "/sys/fs/cgroup", true),
+        ("a mount from outside of the namespace is taken for the namespace's root", "/sys/fs/cgroup", true),
+        ("a group outside of the namespace is looked for at its root", "/sys/fs/cgroup", false),
+        ("a parent with use_hierarchy is skipped", "/sys/fs/cgroup/memory/x/y", true),
+        ("a process that was moved above its mount has the mount's limit", "/sys/fs/cgroup/memory", false),
+    ];
+    for (name, directory, shown) in cases {
+        let mut tree = case(name).tree();
+        let own: &[_] = match directory.contains("memory") {
+            true => &[Signal::PressureLevel],
+            false => &[Signal::EventsLocal, Signal::Events, Signal::GroupPressure],
+        };
+        tree.text(&format!("{directory}/cgroup.event_control"), "");
+        own.iter().for_each(|signal| tree.text(&format!("{directory}/{}", signal.name()), PSI));
+        let mut sensor = Box::new(Sensor::new(Subject::Own));
+        let report = sensor.survey(&tree);
+        for signal in [Signal::EventsLocal, Signal::Events, Signal::GroupPressure, Signal::PressureLevel] {
+            let trigger = Trigger::arm(&tree, report, &[signal], StallWindow::DEFAULT);
+            let surveyed = report.signals().find(|(each, _)| *each == signal).unwrap().1;
+            let expected = if shown && own.contains(&signal) { SignalState::Usable } else { SignalState::Absent };
+            assert_eq!((surveyed, state(&trigger, signal)), (expected, expected), "{name}: {signal:?}");
+        }
+    }
+}
+
 #[test]
 fn variables_of_another_process_arm_nothing() {
     let mut tree = Tree::of(&[("/proc/7/cgroup", "0::/a\n"), ("/proc/self/mountinfo", MOUNT_V2)]);

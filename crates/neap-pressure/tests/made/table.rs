@@ -210,6 +210,19 @@ pub(crate) const TABLE: &[Case] = &[
         ..CASE
     },
     Case {
+        name: "resident pages are taken for usage, without kernel memory and sockets",
+        v2: (
+            "/sys/fs/cgroup",
+            &[("/a", "1073741824", 1000, "anon 104857600\nkernel 524288000\nsock 314572800\npercpu 104857600\n")],
+        ),
+        files: &[("/proc/self/status", "VmRSS: 102400 kB\n"), ("/proc/self/statm", "30000 25600 9 1 0 9 0\n")],
+        level: "/sys/fs/cgroup/a",
+        limit: GIB,
+        used: 1000 * MIB,
+        headroom: 24 * MIB,
+        ..CASE
+    },
+    Case {
         name: "tmpfs and shared memory are counted as file cache",
         v2: (
             "/sys/fs/cgroup",
