@@ -10,9 +10,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, id};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
-use neap_pressure::{Errno, Fired, Sensor, Signal, SignalState, StallWindow, Subject, System, Trigger};
+use neap_pressure::{Errno, Fired, Notify, Ready, Sensor, Signal, SignalState, StallWindow, Subject, System, Trigger};
 
 const ROOT: &str = "/sys/fs/cgroup";
 /// Where a group is throttled.
@@ -97,6 +98,53 @@ fn throttled_group_notifies_a_privileged_process_of_stalls() {
     let mut trigger = arm(&files, Signal::GroupPressure, window);
     assert_eq!(state(&trigger), SignalState::Usable);
     assert_eq!(notified_of_growth(&files, &mut trigger), Fired::Stall);
+    drop(group);
+}
+
+/// Drops the trigger in a forked child, which closes the child's descriptor. Returns it in the
+/// parent.
+fn dropped_in_a_child(trigger: Trigger<System>) -> Trigger<System> {
+    let shared = Arc::new(Mutex::new(Some(trigger)));
+    let of_child = Arc::clone(&shared);
+    let mut child = Command::new("sh");
+    // SAFETY: no other thread has the lock, and closing a descriptor is a system call.
+    unsafe {
+        child.pre_exec(move || {
+            drop(of_child.lock().unwrap().take().unwrap());
+            Ok(())
+        })
+    };
+    assert!(child.args(["-c", ":"]).status().unwrap().success());
+    shared.lock().unwrap().take().unwrap()
+}
+
+/// A trigger belongs to the open file, which parent and child share: it lasts until both have
+/// closed it.
+#[test]
+fn trigger_dropped_in_a_forked_child_stays_armed_in_the_parent() {
+    let files = System::new();
+    let trigger = arm(&files, Signal::MachinePressure, StallWindow::DEFAULT);
+    if state(&trigger) != SignalState::Usable {
+        eprintln!("SKIPPED: /proc/pressure/memory cannot be armed: {:?}", state(&trigger));
+        return;
+    }
+    let trigger = dropped_in_a_child(trigger);
+    // A pressure file without a trigger is ready at once, with the error bit.
+    let ready = files.wait(trigger.file().unwrap(), Ready::URGENT, 1).unwrap();
+    assert!(!ready.has(Ready::ERROR) && !ready.has(Ready::INVALID), "{ready:?}");
+}
+
+#[test]
+#[ignore = "needs root and cgroups of version 2 that are free to use"]
+fn trigger_of_a_group_notifies_after_a_forked_child_dropped_it() {
+    let group = Group::with_this_process("forked");
+    let files = System::new();
+    for signal in [Signal::EventsLocal, Signal::GroupPressure] {
+        let mut trigger =
+            dropped_in_a_child(arm(&files, signal, StallWindow { stall_us: 1_000, window_us: 2_000_000 }));
+        let fired = notified_of_growth(&files, &mut trigger);
+        assert!(matches!(fired, Fired::Limit(_) | Fired::Stall), "{signal:?}: {fired:?}");
+    }
     drop(group);
 }
 
