@@ -156,6 +156,7 @@ fn pressure_watch_shows_growth_limit_change_and_process_end() {
             ("proc/meminfo", "MemTotal: 4194304 kB\nMemAvailable: 4194304 kB\n"),
             ("sys/fs/cgroup/a/memory.max", "1073741824\n"),
             ("sys/fs/cgroup/a/memory.current", "104857600\n"),
+            ("sys/fs/cgroup/a/memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"),
         ],
     );
     let group = made.0.join("sys/fs/cgroup/a");
@@ -172,6 +173,7 @@ fn pressure_watch_shows_growth_limit_change_and_process_end() {
         (&0.into(), &"roomy".into(), &0.into())
     );
     assert_eq!((&first["wall"]["path"], &first["ms_to_wall"]), (&"/sys/fs/cgroup/a".into(), &Value::Null));
+    assert_eq!(first["stalled_percent"], Value::Null, "one reading of stalls is no window");
     let mut used = 100_u64 << 20;
     let grown = (0..1000).find_map(|_| {
         used = (used + (10 << 20)).min(1000 << 20);
@@ -180,6 +182,9 @@ fn pressure_watch_shows_growth_limit_change_and_process_end() {
     });
     let grown = grown.expect("a level is reached");
     assert!(grown["growth_per_second"].as_u64().unwrap() > 0 && grown["ms_to_wall"].is_u64(), "{grown}");
+    assert_eq!(grown["stalled_percent"], 0.0, "{grown}");
+    fs::write(group.join("memory.pressure"), "some avg10=0.00 avg60=0.00 avg300=0.00 total=1000000000000\n").unwrap();
+    assert!((0..1000).map(|_| next()).any(|line| line["stalled_percent"] == 100.0), "a stalled window");
     fs::write(group.join("memory.max"), "4000000000\n").unwrap();
     let changed = (0..1000).map(|_| next()).find(|line| line["limit_changed"] == true).expect("it is read");
     assert_eq!((&changed["limit"], &changed["growth_per_second"]), (&4_000_000_000_u64.into(), &0.into()));

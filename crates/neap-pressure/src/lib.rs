@@ -68,7 +68,7 @@ pub use room::Room;
 pub use sensor::Sensor;
 pub use series::{Series, Step};
 pub use signals::{Signal, SignalState};
-pub use stall::{LONGEST_TRIGGER, StallWindow, Stalls};
+pub use stall::{LONGEST_TRIGGER, StallReading, StallWindow, Stalls};
 pub use system::System;
 pub use trigger::{Fired, LimitEvents, Trigger};
 pub use wall::{Estimator, KEPT, Pressure, Sample, margin, room_to_grow};

@@ -37,6 +37,28 @@ impl Stalls {
     }
 }
 
+/// Stall times, and when they were read. Two of them are a window that no trigger is needed for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StallReading {
+    /// Microseconds on any clock that does not jump.
+    pub at_us: u64,
+    /// The stall times of a group or the machine.
+    pub stalls: Stalls,
+}
+
+impl StallReading {
+    /// Returns the hundredths of a percent of the time since `before` in which some task waited for
+    /// memory; at most 10,000. `None` if no time has passed, or if the counts began anew, as those
+    /// of another group do.
+    #[must_use]
+    pub fn some_since(&self, before: &StallReading) -> Option<u32> {
+        let elapsed = self.at_us.checked_sub(before.at_us).filter(|elapsed| *elapsed > 0)?;
+        let waited = self.stalls.some_us.checked_sub(before.stalls.some_us)?;
+        let share = u128::from(waited) * 10_000 / u128::from(elapsed);
+        Some(share.min(10_000) as u32)
+    }
+}
+
 /// Returns a number with two decimals as hundredths.
 fn hundredths(text: &[u8]) -> Option<u32> {
     let at = text.iter().position(|byte| *byte == b'.')?;
@@ -127,6 +149,22 @@ mod tests {
         for bad in ["", "some", "none avg10=1.25 total=7", "some avg10=x total=-1"] {
             assert!(!stalls.add(bad.as_bytes()), "{bad}");
         }
+    }
+
+    #[test]
+    fn share_of_a_window_is_that_of_the_time_between_two_readings() {
+        let reading = |at_us, some_us| StallReading { at_us, stalls: Stalls { some_us, ..Stalls::default() } };
+        let share =
+            |before: (u64, u64), now: (u64, u64)| reading(now.0, now.1).some_since(&reading(before.0, before.1));
+        assert_eq!(share((1_000_000, 70), (1_250_000, 25_070)), Some(1000), "25 ms of 250");
+        assert_eq!(share((0, 5), (100_000, 5)), Some(0));
+        assert_eq!(share((0, 0), (3, 1)), Some(3333));
+        // The kernel adds up later than the clock of the reader.
+        assert_eq!(share((0, 0), (100_000, 120_000)), Some(10_000));
+        assert_eq!(share((0, 0), (1, u64::MAX)), Some(10_000));
+        assert_eq!(share((7, 0), (7, 9)), None, "no time has passed");
+        assert_eq!(share((8, 0), (7, 9)), None, "the clock jumped");
+        assert_eq!(share((0, 9), (7, 8)), None, "another group");
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //!
 //! Between two looks the command waits on a [`Trigger`]. A notification brings a look at once. For
 //! [`DEAF`] after that the command does not wait on the trigger. Without a signal that can be armed
-//! it only sleeps.
+//! it only sleeps, and each line has the part of the time since the line before in which tasks
+//! waited for memory.
 
 use core::fmt;
 use core::time::Duration;
@@ -17,8 +18,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use neap_pressure::{
-    Fired, LimitEvents, MemoryReport, Sample, Sensor, Series, Signal, SignalState, Size, StallWindow, Step, Subject,
-    System, Trigger, room_to_grow,
+    Fired, LimitEvents, MemoryReport, Sample, Sensor, Series, Signal, SignalState, Size, StallReading, StallWindow,
+    Step, Subject, System, Trigger, room_to_grow,
 };
 use serde_json::{Value, json};
 
@@ -37,14 +38,22 @@ struct WatchLine {
     step: Step,
     /// The notification that has brought this look.
     fired: Option<Fired>,
+    /// Hundredths of a percent of the time since the last look in which tasks waited for memory.
+    stalled: Option<u32>,
 }
 
 /// Adds the headroom in a report to the series. `None` if no level in the report has a headroom.
-fn add(series: &mut Series, report: &MemoryReport, at_ms: u64, fired: Option<Fired>) -> Option<WatchLine> {
+fn add(series: &mut Series, report: &MemoryReport, at_ms: u64) -> Option<WatchLine> {
     let wall = report.wall()?;
     let (headroom, limit) = (wall.headroom()?, wall.limit?);
     let step = series.add(Sample { at_ms, headroom, limit });
-    Some(WatchLine { at_ms, headroom, limit, wall: level(report, wall), step, fired })
+    Some(WatchLine { at_ms, headroom, limit, wall: level(report, wall), step, fired: None, stalled: None })
+}
+
+/// Reads the stall times of the group, or of the machine, from a survey at time `at`.
+fn stall_reading(report: &MemoryReport, at: Duration) -> Option<StallReading> {
+    let (group, machine) = report.stalls();
+    Some(StallReading { at_us: at.as_micros() as u64, stalls: group.or(machine)? })
 }
 
 impl WatchLine {
@@ -60,6 +69,7 @@ impl WatchLine {
             "room_to_grow": room_to_grow(self.headroom, self.limit),
             "wall": self.wall,
             "notified": self.fired.and_then(noticed).map(|(kind, _)| kind),
+            "stalled_percent": self.stalled.map(|stalled| f64::from(stalled) / 100.0),
         })
     }
 }
@@ -87,6 +97,9 @@ impl fmt::Display for WatchLine {
         write!(f, "{time:>8}  {headroom:>10}  {limit:>10}  {growth:>12}  {wall:>8}  {}", pressure.name())?;
         if limit_changed {
             write!(f, ", the limit has changed")?;
+        }
+        if let Some(stalled @ 1..) = self.stalled {
+            write!(f, ", tasks waited {}.{:02} % of the time", stalled / 100, stalled % 100)?;
         }
         match self.fired.and_then(noticed) {
             Some((_, what)) => write!(f, ", notified: {what}"),
@@ -174,10 +187,10 @@ pub(super) fn main(
     let (mut begin, mut next) = (None, Instant::now());
     let mut series = Series::new();
     let mut state = (Box::new(Sensor::new(subject)), files, None);
-    // A copy of a system's files cannot notify, and stays unchanged.
+    // A copy of a system's files cannot notify.
     let is_real = options.root.is_none();
     let mut notifier = Notifier { files: System::new(), trigger: None, deaf_until: next };
-    let (mut looks, mut fired) = (0, None);
+    let (mut looks, mut fired, mut stalls) = (0, None, None);
     while options.times.is_none_or(|times| looks < times) {
         if looks > 0 {
             next = if fired.is_none() { next + every } else { next };
@@ -187,18 +200,27 @@ pub(super) fn main(
         let is_armed = notifier.trigger.is_some();
         state = within(options.timeout.time(), "the limits of a process", move || {
             let is_moved = sensor.look(&files).moved();
-            let arm = |report: &MemoryReport| Trigger::arm(&files, report, &SIGNALS, StallWindow::DEFAULT);
-            let trigger = (is_real && (is_moved || !is_armed)).then(|| arm(sensor.survey(&files)));
+            let report = (is_moved || !is_armed).then(|| sensor.survey(&files));
+            let report = report.filter(|_| is_real);
+            let trigger = report.map(|report| Trigger::arm(&files, report, &SIGNALS, StallWindow::DEFAULT));
             Ok((sensor, files, trigger))
         })?;
         if handle.as_ref().is_some_and(ProcessHandle::has_ended) {
             break;
         }
-        let at_ms = begin.get_or_insert_with(Instant::now).elapsed().as_millis() as u64;
-        let seen = add(&mut series, state.0.report(), at_ms, fired);
+        let at = begin.get_or_insert_with(Instant::now).elapsed();
+        let mut seen = add(&mut series, state.0.report(), at.as_millis() as u64);
         let is_first = looks == 0;
         let head = state.2.as_ref().map(heading);
         notifier.trigger = state.2.take().filter(|trigger| trigger.signal().is_some()).or(notifier.trigger);
+        let before = stalls.take();
+        if notifier.trigger.is_none() {
+            stalls = stall_reading(state.0.report(), at);
+        }
+        if let Some(line) = &mut seen {
+            line.fired = fired;
+            line.stalled = stalls.zip(before).and_then(|(now, before)| now.some_since(&before));
+        }
         print(|output| {
             if options.json {
                 let object = seen.as_ref().map_or(Value::Null, WatchLine::object);
@@ -227,7 +249,7 @@ mod tests {
         let (headroom, limit) = (324 << 20, 1 << 30);
         let pressure = Pressure::of(headroom, limit, ms_to_wall);
         let step = Step { pressure, level_changed: false, limit_changed, growth, ms_to_wall };
-        WatchLine { at_ms, headroom, limit, wall: Value::Null, step, fired: None }.to_string()
+        WatchLine { at_ms, headroom, limit, wall: Value::Null, step, fired: None, stalled: Some(0) }.to_string()
     }
 
     #[test]
@@ -247,6 +269,17 @@ mod tests {
     fn short_time_to_the_wall_has_tenths() {
         let shown = [0, 999, 9999, 10_000, 5_999_999, 6_000_000, u64::MAX].map(wall_in);
         assert_eq!(shown, ["0.0 s", "0.9 s", "9.9 s", "10 s", "5999 s", "1 h", "5124095576030 h"]);
+    }
+
+    #[test]
+    fn stalls_since_the_line_before_are_a_percentage() {
+        let (headroom, limit) = (324 << 20, 1 << 30);
+        let pressure = Pressure::of(headroom, limit, None);
+        let step = Step { pressure, level_changed: false, limit_changed: false, growth: 0, ms_to_wall: None };
+        let line = |stalled| WatchLine { at_ms: 0, headroom, limit, wall: Value::Null, step, fired: None, stalled };
+        assert!(line(Some(1205)).to_string().ends_with("roomy, tasks waited 12.05 % of the time"));
+        assert_eq!(line(Some(1205)).object()["stalled_percent"], 12.05);
+        assert!(line(Some(0)).to_string().ends_with("roomy") && line(None).object()["stalled_percent"].is_null());
     }
 
     #[test]
