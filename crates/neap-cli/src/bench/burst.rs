@@ -7,6 +7,11 @@
 //! fits. Variants: `limit:auto`, that with `refuse:on`, neap without a limit, and the C library's
 //! malloc, whose cache does not shrink.
 //!
+//! A second table names the sensor that has saved a run that survived. `allocations`: the heap came
+//! to its limit, and an allocation there has requested a look. `clock`: neap's clock alone has
+//! looked, and the heap stayed below its limit. `watermarks`: background reclaim has kept the heap
+//! below its limit without a look.
+//!
 //! Figures:
 //!
 //! * `killed`: killed runs of both variants with `limit:auto` in `within`, and of the variant with
@@ -139,6 +144,30 @@ fn ends(outcomes: &[Outcome], wanted: f64) -> String {
     if text.is_empty() { "-".to_string() } else { text.join(", ") }
 }
 
+/// Counts, by sensor, the survivors of a variant whose limit follows the container. Behind that
+/// stand the looks for allocations, those of the clock, and how often the heap went beyond its
+/// limit: each the median over the survivors.
+fn sensors(outcomes: &[Outcome]) -> String {
+    let has_looks = |outcome: &&Outcome| outcome.counts.contains_key("looks_for_allocations");
+    let has_survived = |outcome: &&Outcome| outcome.count(KILLED) + outcome.count("refused") == 0.0;
+    let survivors = || outcomes.iter().filter(has_looks).filter(has_survived);
+    let sensor = |outcome: &Outcome| match ["looks_for_allocations", "looks_by_clock"].map(|name| outcome.count(name)) {
+        [asked, _] if asked > 0.0 => "allocations",
+        [_, by_clock] if by_clock > 0.0 => "clock",
+        _ => "watermarks",
+    };
+    let saved_by = |name| (survivors().filter(|outcome| sensor(outcome) == name).count(), name);
+    let sensors = ["allocations", "clock", "watermarks"].map(saved_by);
+    let sensors = sensors.iter().filter(|(count, _)| *count > 0);
+    let sensors: Vec<String> = sensors.map(|(count, sensor)| format!("{count} {sensor}")).collect();
+    let median = |name: &str| summary(survivors().map(|outcome| outcome.count(name))).map(|counts| counts.median);
+    let [Some(asked), Some(by_clock), Some(passed)] = ["looks_for_allocations", "looks_by_clock", "passed"].map(median)
+    else {
+        return "-".to_string();
+    };
+    format!("{}: {} + {}, {}", sensors.join(", "), number(asked, 0), number(by_clock, 0), number(passed, 0))
+}
+
 fn tables(session: &Session, limit: u64) -> String {
     let mut text = String::new();
     for (growth, quarters) in GROWTHS {
@@ -152,9 +181,19 @@ fn tables(session: &Session, limit: u64) -> String {
         };
         text += &format!("{}\n", table(&header, &VARIANTS.each_ref().map(row)));
     }
+    let (within, _) = GROWTHS[0];
+    let rates = RATES.map(|rate| format!("{rate} GB/s"));
+    let first = format!("{within}: saved by");
+    let header: Vec<&str> = [first.as_str()].into_iter().chain(rates.iter().map(String::as_str)).collect();
+    let row = |variant: &str| {
+        let cells = RATES.map(|rate| sensors(session.outcomes(variant, &name(within, rate))));
+        [variant.to_string()].into_iter().chain(cells).collect()
+    };
+    text += &format!("{}\n", table(&header, &[AUTO, REFUSE].map(row)));
     text + &format!(
         "Limit: {} MiB, half of it a cache. `left`: least MiB below the limit in any run. `at`: the rate reached, GB/s, \
-         if lower.\nneap and glibc have no limit of their own: the kernel may kill them. So it may neap-auto in `beyond`.\n",
+         if lower.\n`saved by`: survivors by sensor; then median numbers of looks for allocations + of the clock, and of growth \
+         beyond the limit.\nneap and glibc have no limit of their own: the kernel may kill them. So it may neap-auto in `beyond`.\n",
         limit >> 20
     )
 }
@@ -184,6 +223,9 @@ mod tests {
                 (KILLED, f64::from(u8::from(killed))),
                 ("refused", f64::from(u8::from(refused))),
                 ("left_mib", 51.2 + round as f64),
+                ("looks_for_allocations", if rate < 0.5 { 0.0 } else { 6.0 + 2.0 * round as f64 }),
+                ("looks_by_clock", if rate < 0.5 && round == 1 { 0.0 } else { 4.0 }),
+                ("passed", 1.0),
                 ("gbps", rate.min(3.0)),
             ];
             outcome.counts.extend(counts.map(|(name, count)| (name.to_string(), count)));
@@ -210,6 +252,13 @@ mod tests {
         assert_eq!(cell(REFUSE, "beyond", 2.0), "2 refused, 51 left");
         assert_eq!(cell(GLIBC, "within", 2.0), "2 killed");
         assert_eq!(ends(&[], 1.0), "-");
+        let saved = |variant, rate| sensors(session.outcomes(variant, &name("within", rate)));
+        assert_eq!(saved(AUTO, 0.25), "1 clock, 1 watermarks: 0 + 2, 1");
+        assert_eq!(saved(REFUSE, 1.0), "2 allocations: 7 + 4, 1");
+        assert_eq!(sensors(&[Outcome::default()]), "-", "it publishes no numbers");
+        assert_eq!(saved(AUTO, 4.0), "1 allocations: 6 + 4, 1");
+        assert_eq!(sensors(&[]), "-");
+        assert!(tables(&session, 1 << 29).contains("within: saved by"));
         assert!(tables(&session, 1 << 29).contains("Limit: 512 MiB"));
     }
 }

@@ -139,6 +139,8 @@ pub(crate) struct ContainerNumbers {
     pub(crate) used: u64,
     pub(crate) heap_limit: u64,
     pub(crate) looks: u64,
+    /// Part of `looks` that allocations at the limit have requested.
+    pub(crate) looks_for_allocations: u64,
     /// Number of times that the heap went beyond its limit.
     pub(crate) passed: u64,
     /// `None` if no limit is visible, or if this command does not know the name of the level.

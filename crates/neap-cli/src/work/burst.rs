@@ -7,18 +7,26 @@
 //!    refusal the workload frees blocks until it can allocate a small one, since the heap must
 //!    still work.
 //!
-//! The kernel may kill the process before the run ends.
+//! The run counts the looks at the container during the growth: those that allocations at the limit
+//! have requested, and those of neap's clock. The kernel may kill the process before the run ends.
 
+use std::process;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use neap::process::PROCESS;
+use neap_base::{Linux, Platform};
 
 use super::Outcome;
 use super::block_cache::{BlockCache, Heap};
 use super::meter::Meter;
+use crate::look::allowance::{Allowance, USUAL_TIME};
+use crate::look::handle::ProcessHandle;
+use crate::look::stat_model::ContainerNumbers;
+use crate::look::stat_reader::ProcessStatus;
 
 /// Bytes of a block.
 const BLOCK: usize = 100_000;
@@ -49,6 +57,17 @@ fn due(bytes: u64, rate: f64) -> Duration {
     Duration::from_secs_f64(bytes as f64 / (rate * 1e9))
 }
 
+/// Reads the numbers of this process's container. They are 0 if no limit follows it. Fails if the
+/// process publishes no numbers.
+fn container() -> Result<ContainerNumbers> {
+    // The page of numbers is written at ticks.
+    PROCESS.tick(Linux::probe().now());
+    let handle = Arc::new(ProcessHandle::open(process::id() as i32)?);
+    let mut page = ProcessStatus::read(&handle, Allowance::new(USUAL_TIME))?.page()?;
+    let numbers = page.object.get_mut("container").map(serde_json::Value::take).filter(|numbers| !numbers.is_null());
+    Ok(numbers.map_or(Ok(ContainerNumbers::default()), serde_json::from_value)?)
+}
+
 pub(super) fn run(options: &BurstOptions) -> Result<Outcome> {
     let BurstOptions { heap, cache, growth, rate } = *options;
     ensure!(rate > 0.0 && rate.is_finite(), "--rate: {rate} is not a rate above 0");
@@ -60,6 +79,7 @@ pub(super) fn run(options: &BurstOptions) -> Result<Outcome> {
         cache.insert(key, heap.take(BLOCK).context("no memory for the cache")?);
     }
     thread::sleep(PAUSE);
+    let before = (heap == Heap::Neap).then(container);
     let wanted = growth / BLOCK as u64;
     let mut blocks = Vec::with_capacity(wanted as usize);
     let meter = Meter::start();
@@ -79,7 +99,18 @@ pub(super) fn run(options: &BurstOptions) -> Result<Outcome> {
         ensure!(freed < MOST_FREED && blocks.pop().is_some(), "small blocks are refused after {freed} frees");
         freed += 1;
     }
+    drop(blocks);
     let mut outcome = spent.outcome(grown);
+    if let (Some(Ok(before)), Ok(after)) = (before, container()) {
+        let for_allocations = after.looks_for_allocations - before.looks_for_allocations;
+        let by_clock = after.looks - before.looks - for_allocations;
+        let counts = [
+            ("looks_for_allocations", for_allocations),
+            ("looks_by_clock", by_clock),
+            ("passed", after.passed - before.passed),
+        ];
+        outcome.counts.extend(counts.map(|(name, count)| (name.to_string(), count as f64)));
+    }
     let counts = [
         ("refused", f64::from(u8::from(refused))),
         ("gbps", (grown * BLOCK as u64) as f64 / 1e9 / spent.wall().as_secs_f64().max(1e-9)),

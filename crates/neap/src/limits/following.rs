@@ -203,6 +203,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn look_at_container(&self, mm: &Mm<P>, now: u64, need: u64) {
         self.following.last.store(now.max(1), Ordering::Relaxed);
         self.following.looks.fetch_add(1, Ordering::Relaxed);
+        self.following.looks_for_allocations.fetch_add(u64::from(need > 0), Ordering::Relaxed);
         let own = self.counted();
         // Before the room: memory that is touched in between is then subtracted twice.
         let follows = self.settings.follows();
@@ -487,6 +488,11 @@ mod tests {
         let counted = it.core().counted();
         assert!((100 * MIB..=120 * MIB).contains(&counted), "{counted} bytes of 120 MiB");
         assert!(it.looks() < 40, "{} looks", it.looks());
+        let counts = [&it.core().following.looks, &it.core().following.looks_for_allocations];
+        let [looks, for_allocations] = counts.map(|count| count.load(Ordering::Relaxed));
+        assert!(looks == it.looks() as u64 && (1..=looks).contains(&for_allocations), "{for_allocations} of {looks}");
+        it.core().look_at_container(&it.mm, it.core().objects.platform.precise(), 0);
+        assert_eq!(counts.map(|count| count.load(Ordering::Relaxed)), [looks + 1, for_allocations], "not by the clock");
         it.limit.store(400 * MIB, Ordering::Relaxed);
         let more = it.fill(2000);
         let counted = it.core().counted();

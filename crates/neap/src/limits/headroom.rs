@@ -66,12 +66,13 @@ impl<P: Platform> Core<P> {
         if self.settings.follows().is_none() {
             return text.write_str("null,");
         }
-        let Following { looks, passed, .. } = &self.following;
+        let Following { looks, looks_for_allocations, passed, .. } = &self.following;
         let last = self.following.seen(inside);
         let [limit, used] = last.map_or([0; 2], |last| [last.limit, last.used]);
         write!(text, "{{\"limit\":{limit},\"used\":{used},\"heap_limit\":{},", self.settings.limit())?;
         // Relaxed: statistics.
-        write!(text, "\"looks\":{},\"passed\":{},", looks.load(Ordering::Relaxed), passed.load(Ordering::Relaxed))?;
+        let [looks, asked, passed] = [looks, looks_for_allocations, passed].map(|count| count.load(Ordering::Relaxed));
+        write!(text, "\"looks\":{looks},\"looks_for_allocations\":{asked},\"passed\":{passed},")?;
         let Some(Headroom { pressure, limited_by, ms_to_wall, .. }) = last else {
             return text.write_str("\"pressure\":null,\"limited_by\":null,\"ms_to_wall\":null},");
         };
@@ -267,7 +268,9 @@ mod tests {
             it.mm.core().unwrap().describe_container(&it.mm.gate.enter(0), &mut text).unwrap();
             text
         };
-        assert!(text(&it).ends_with(r#""looks":0,"passed":0,"pressure":null,"limited_by":null,"ms_to_wall":null},"#));
+        assert!(text(&it).ends_with(
+            r#""looks":0,"looks_for_allocations":0,"passed":0,"pressure":null,"limited_by":null,"ms_to_wall":null},"#
+        ));
         it.tick(3000);
         let first = text(&it);
         assert!(first.starts_with(r#"{"limit":4294967296,"used":1149239296,"heap_limit":"#), "{first}");

@@ -84,6 +84,8 @@ pub(crate) struct Following {
     /// The fewest bytes that an allocation needs which waits for a look; 0 if none waits.
     pub(crate) wanted: AtomicU64,
     pub(crate) looks: AtomicU64,
+    /// Part of `looks` that allocations at the limit have requested.
+    pub(crate) looks_for_allocations: AtomicU64,
     /// Looks in a row that found too little room, since the heap last shrank.
     short: AtomicU32,
     /// Looks in a row that found enough room and no fall.
@@ -102,11 +104,13 @@ pub(crate) struct Following {
 
 impl Following {
     pub(crate) fn new() -> Following {
-        let [last, wanted, looks, own, passed, at, ceiling, fall] = [const { AtomicU64::new(0) }; 8];
+        let [last, wanted, looks, looks_for_allocations] = [const { AtomicU64::new(0) }; 4];
+        let [own, passed, at, ceiling, fall] = [const { AtomicU64::new(0) }; 5];
         Following {
             last,
             wanted,
             looks,
+            looks_for_allocations,
             short: AtomicU32::new(0),
             calm: AtomicU32::new(CALM),
             ceiling: [at, ceiling],
