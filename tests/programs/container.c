@@ -1,10 +1,10 @@
-/* A program whose memory limit follows its container (`limit:auto`); the virtual machine of
- * `cargo xtask vm` runs it in control groups.
+/* A program whose memory limit follows its container (`limit:auto`). `cargo xtask smoke` runs it in
+ * control groups of version 1, and the virtual machine of `cargo xtask vm` in those of version 2.
  *
  *   container fill THREADS LEAST MOST   allocates until malloc fails, which it must between LEAST
  *                                       and MOST MiB
- *   container keep SIZE MOST            frees SIZE MiB that malloc is told to keep, writes "keeps"
- *                                       to /tmp/keeps, and waits until at most MOST MiB are left */
+ *   container keep SIZE MOST FILE       frees SIZE MiB that malloc is told to keep, writes "keeps"
+ *                                       to FILE, and waits until at most MOST MiB are left */
 #include "check.h"
 
 #include <malloc.h>
@@ -38,7 +38,7 @@ static long resident(void) {
     return pages * sysconf(_SC_PAGESIZE) >> 20;
 }
 
-static void keep(long size, long most) {
+static void keep(long size, long most, const char *path) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, waits, NULL) == 0, "a thread");
     CHECK(mallopt(M_TRIM_THRESHOLD, 1 << 30) == 1, "mallopt");
@@ -47,8 +47,8 @@ static void keep(long size, long most) {
     for (long i = 0; i < count; i++) memset(blocks[i] = malloc(BLOCK), 1, BLOCK);
     for (long i = 0; i < count; i++) free(blocks[i]);
     CHECK(resident() > size * 9 / 10, "%ld MiB of %ld are kept", resident(), size);
-    FILE *file = fopen("/tmp/keeps", "w");
-    CHECK(file && fputs("keeps\n", file) >= 0 && fclose(file) == 0, "/tmp/keeps");
+    FILE *file = fopen(path, "w");
+    CHECK(file && fputs("keeps\n", file) >= 0 && fclose(file) == 0, "%s", path);
     /* The caller's time limit ends the wait. */
     while (resident() > most) usleep(100000);
 }
@@ -57,8 +57,8 @@ int main(int argc, char **argv) {
     if (argc == 5 && !strcmp(argv[1], "fill")) {
         fill_up(atoi(argv[2]), atol(argv[3]), atol(argv[4]));
     } else {
-        CHECK(argc == 4 && !strcmp(argv[1], "keep"), "container fill THREADS LEAST MOST, or container keep SIZE MOST");
-        keep(atol(argv[2]), atol(argv[3]));
+        CHECK(argc == 5 && !strcmp(argv[1], "keep"), "container fill THREADS LEAST MOST, or keep SIZE MOST FILE");
+        keep(atol(argv[2]), atol(argv[3]), argv[4]);
     }
     return finish();
 }

@@ -12,6 +12,7 @@ mod audit;
 mod build;
 mod c_api;
 mod ci;
+mod contained;
 mod dependent;
 mod docs;
 mod figures;

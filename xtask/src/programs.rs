@@ -16,7 +16,7 @@ use crate::process::{capture, command, observe, which};
 use crate::report::Report;
 use crate::smoke::{DEFAULT, MODES, Mode, complaints, locked, plain, preload, preload_all};
 use crate::target::Target;
-use crate::{lanes, layout};
+use crate::{contained, lanes, layout};
 
 /// One program of `tests/programs`.
 struct SelfCheck {
@@ -158,6 +158,11 @@ pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: 
     })?;
     if chosen(MALLCTL) {
         mallctl(report, library, scratch);
+    }
+    if chosen(contained::FILE) {
+        let source = layout::root().join("tests/programs").join(contained::FILE);
+        let program = compile(Target::Native, &source, &["-fno-builtin"], scratch)?;
+        contained::into(report, library, &program, scratch, &|line| passes(line, &plain))?;
     }
     if chosen(MUSL.0) {
         musl(report, library, scratch);
