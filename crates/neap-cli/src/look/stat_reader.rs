@@ -577,12 +577,12 @@ pub(crate) mod tests {
         let mut other = bytes(2, "{}");
         other[0] = b'x';
         let mut newer = bytes(2, "{}");
-        newer[8] = 9;
+        newer[8] = FORMAT as u8 + 1;
         let mut long = bytes(2, "{}");
         long[23] = 1;
         let cases = [
             (other, "not a page"),
-            (newer, "format 9"),
+            (newer, "its numbers are of format "),
             (long, "damaged"),
             (bytes(2, "[]"), "is not a JSON object"),
             (bytes(2, "7"), "is not a JSON object"),
