@@ -112,7 +112,7 @@ pub(crate) fn main(options: &RunOptions) -> ExitCode {
     let command = signals::pass_on(&mut command);
     let error = match &options.profile {
         None => command.exec(),
-        Some(path) => match ProfileFile::create(path).map(|file| profile::to_file(command, &file, options.memory)) {
+        Some(path) => match ProfileFile::choose(path).map(|file| profile::to_file(command, &file, options.memory)) {
             Ok(Ok(code)) => return code,
             Ok(Err(error)) => error,
             Err(error) => {

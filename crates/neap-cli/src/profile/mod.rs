@@ -189,7 +189,7 @@ pub(crate) fn main(options: &ProfileOptions) -> Result<ExitCode> {
 }
 
 fn profiled(options: &ProfileOptions) -> Result<ExitCode> {
-    let file = options.output.as_deref().map(ProfileFile::create).transpose()?;
+    let file = options.output.as_deref().map(ProfileFile::choose).transpose()?;
     // Files that cannot be read are refused before time is spent.
     let mut before = options.compare.as_deref().map(|path| saved::read(path, options.memory.bytes)).transpose()?;
     let profile = match (options.pid, &options.read) {
@@ -317,8 +317,14 @@ mod tests {
     #[test]
     fn names_of_files_tell_their_format() {
         let folder = std::env::temp_dir();
-        let error = ProfileFile::create(&folder.join("heap.txt")).unwrap_err().to_string();
+        let error = ProfileFile::choose(&folder.join("heap.txt")).unwrap_err().to_string();
         assert!(error.contains(".pb.gz, .pprof, .folded"), "{error}");
-        assert!(ProfileFile::create(&folder.join("no such folder/heap.svg")).is_err());
+        assert!(ProfileFile::choose(&folder.join("no such folder/heap.svg")).is_err());
+        let path = folder.join(format!("chosen-{}.svg", std::process::id()));
+        assert!(ProfileFile::choose(&path).is_ok() && !path.exists(), "made when it is written");
+        std::fs::write(&path, "old").unwrap();
+        assert!(ProfileFile::choose(&path).is_ok());
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        std::fs::remove_file(&path).unwrap();
     }
 }

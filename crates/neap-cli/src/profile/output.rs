@@ -1,7 +1,7 @@
 //! Files for profiles, and their formats.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -20,20 +20,21 @@ pub(crate) enum Format {
     Dhat,
 }
 
-/// A file for a profile, made before the profile is taken.
+/// A file for a profile. It is chosen before the profile is taken, and made when the profile is
+/// written.
 #[derive(Debug)]
 pub(crate) struct ProfileFile {
     path: PathBuf,
     format: Format,
-    file: File,
 }
 
 impl ProfileFile {
-    /// Makes the file. The ending of its name determines the format.
+    /// Chooses the file. The ending of its name determines the format. Leaves an existing file as
+    /// it is, and makes no other one.
     ///
     /// # Errors
     /// Returns an error for an unknown ending, or if the file cannot be made.
-    pub(crate) fn create(path: &Path) -> Result<ProfileFile> {
+    pub(crate) fn choose(path: &Path) -> Result<ProfileFile> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
         let format = match () {
@@ -47,8 +48,8 @@ impl ProfileFile {
                 path.display()
             ),
         };
-        let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(ProfileFile { path: path.to_path_buf(), format, file })
+        try_to_make(path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(ProfileFile { path: path.to_path_buf(), format })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -63,7 +64,8 @@ impl ProfileFile {
     /// Writes a profile, or its differences to an earlier one. A file for pprof
     /// or the Firefox profiler always contains the profile itself.
     pub(crate) fn write(&self, now: &Profile, before: Option<&Profile>) -> Result<()> {
-        let mut output = BufWriter::new(&self.file);
+        let file = File::create(&self.path).with_context(|| format!("cannot make {}", self.path.display()))?;
+        let mut output = BufWriter::new(file);
         let comparison = before.map(|before| Comparison { before, now });
         let written = match (self.format, comparison) {
             (Format::Pprof, _) => pprof::write(&mut output, now),
@@ -76,5 +78,18 @@ impl ProfileFile {
             (Format::Html, Some(comparison)) => html::write_comparison(&mut output, &comparison),
         };
         written.and_then(|()| output.flush()).with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+/// Finds out whether a file can be made, or an existing one written.
+fn try_to_make(path: &Path) -> io::Result<()> {
+    match OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(_) => fs::remove_file(path),
+        // Opening a FIFO would wait for its reader.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match fs::metadata(path) {
+            Ok(found) if found.is_file() || found.is_dir() => OpenOptions::new().write(true).open(path).map(drop),
+            _ => Ok(()),
+        },
+        Err(error) => Err(error),
     }
 }
