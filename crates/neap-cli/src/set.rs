@@ -118,21 +118,25 @@ pub(crate) fn set(process: &ProcessStatus, page: &Page, setting: Setting, number
 
 /// Requests a change of one option. Returns the previous value.
 pub(crate) fn change_setting(process: &ProcessStatus, page: &Page, setting: Setting, number: u64) -> Result<u64> {
-    let channel = ControlChannel::of(process, page)?;
+    change_by(&ControlChannel::of(process, page)?, setting, number)
+}
+
+/// Requests a change of one option through a channel. Returns the previous value.
+pub(crate) fn change_by(channel: &ControlChannel<'_>, setting: Setting, number: u64) -> Result<u64> {
     let request = ChannelRequest { what: SET, from: setting as u32, until: Some(number), ..ChannelRequest::default() };
     match channel.ask(&request)? {
         0 => Ok(channel.number(BEFORE)),
         UNKNOWN => bail!(
             "process {} cannot change {}: its library is older than this command; start it with NEAP={1}:{}",
-            process.pid,
+            channel.pid(),
             setting.key(),
             setting.value(number)
         ),
         NO_SUCH_VALUE if setting == Setting::Profile && number > 0 => bail!(
             "process {} cannot be sampled: {NO_SAMPLES}; started with NEAP=profile:on, it prints the reason",
-            process.pid
+            channel.pid()
         ),
-        other => bail!("process {} refused the request (status {other})", process.pid),
+        other => bail!("process {} refused the request (status {other})", channel.pid()),
     }
 }
 

@@ -12,7 +12,7 @@
 //! share the time of its [allowance](crate::look::allowance).
 
 use core::fmt;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -68,6 +68,14 @@ pub(crate) enum Haste {
     Hurried,
 }
 
+/// A wait for a process without neap's thread, whose next slow call answers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LongWait<'a> {
+    pub(crate) time: Duration,
+    /// Ends the wait when it is set.
+    pub(crate) stop: &'a AtomicBool,
+}
+
 /// A request. A field that a request does not use has its default.
 #[derive(Default)]
 pub(crate) struct ChannelRequest {
@@ -114,8 +122,10 @@ pub(crate) struct ControlChannel<'a> {
     page: &'a Page,
     file: File,
     mapping: NonNull<u8>,
-    /// Longest wait for one answer, if it is shorter than the rest of the allowance.
+    /// Longest wait for one answer, if it is not the rest of the allowance.
     patience: Option<Duration>,
+    /// Ends a [`LongWait`], which this channel then makes for each answer.
+    stop: Option<&'a AtomicBool>,
 }
 
 const MAPPED: usize = 4096;
@@ -128,12 +138,20 @@ impl<'a> ControlChannel<'a> {
             bail!("process {} has closed neap's descriptor, so no command can send it requests", process.pid)
         };
         let (file, mapping) = map(file).map_err(|error| process.refused(error))?;
-        Ok(ControlChannel { process, page, file, mapping, patience: None })
+        Ok(ControlChannel { process, page, file, mapping, patience: None, stop: None })
     }
 
     /// Limits the wait for each answer to [`A_MOMENT`] for callers in haste.
     pub(crate) fn with_haste(mut self, haste: Haste) -> ControlChannel<'a> {
         self.patience = (haste == Haste::Hurried).then_some(A_MOMENT);
+        self
+    }
+
+    /// Waits for each answer beyond the allowance, also while the process's threads sleep. After
+    /// [`A_MOMENT`], says so on standard error.
+    pub(crate) fn with_wait(mut self, wait: LongWait<'a>) -> ControlChannel<'a> {
+        self.patience = Some(wait.time);
+        self.stop = Some(wait.stop);
         self
     }
 
@@ -167,10 +185,12 @@ impl<'a> ControlChannel<'a> {
     pub(crate) fn ask(&self, request: &ChannelRequest) -> Result<u32> {
         let (pid, allowance) = (self.process.pid, &self.process.allowance);
         allowance.ensure_time().with_context(|| format!("process {pid}"))?;
-        let end = self.patience.map_or(allowance.end(), |patience| allowance.end().min(Instant::now() + patience));
+        let patience = self.patience.map_or(allowance.end(), |patience| Instant::now() + patience);
+        let (soon, is_long) = (allowance.end().min(patience), self.stop.is_some());
+        let end = if is_long { patience } else { soon };
         // SAFETY: the descriptor is open. The lock ends with the open file.
         while unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            if Instant::now() >= end {
+            if Instant::now() >= soon {
                 bail!("another command keeps the page of process {pid} locked; end that command and ask again");
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -207,6 +227,9 @@ impl<'a> ControlChannel<'a> {
             return Err(io::Error::last_os_error()).context("futex");
         }
         let (mut looks, mut vigil, mut silence) = (0_u32, Vigil::begin(&self.process.handle), None);
+        // Relaxed: the flag publishes no other data.
+        let is_stopped = || self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+        let mut notice = self.stop.map(|_| Instant::now() + A_MOMENT);
         // Acquire pairs with the Release in neap's `control/channel.rs`, which publishes the
         // answer.
         while answered.load(Ordering::Acquire) != mine {
@@ -214,7 +237,14 @@ impl<'a> ControlChannel<'a> {
             let is_time = looks.is_multiple_of(LOOKS);
             let has_ended = is_time && self.process.handle.has_ended();
             silence = if is_time { vigil.look() } else { silence };
-            if has_ended || silence.is_some() || Instant::now() >= end {
+            // A long wait lasts until a sleeping thread makes a call.
+            silence = silence.filter(|why| self.stop.is_none() || *why == Silence::Stopped);
+            if notice.is_some_and(|at| Instant::now() >= at) {
+                notice = None;
+                let rest = end.saturating_duration_since(Instant::now()).as_secs_f64().ceil();
+                eprintln!("neap: process {} has not answered yet: {}; waiting up to {rest} s", self.pid(), self.why());
+            }
+            if has_ended || silence.is_some() || is_stopped() || Instant::now() >= end {
                 // The process may have begun the request at this moment. Then it still executes it.
                 let _ = ticket.compare_exchange(mine, old, Ordering::Relaxed, Ordering::Relaxed);
                 let pid = self.process.pid;
@@ -225,6 +255,9 @@ impl<'a> ControlChannel<'a> {
                          first; the request is withdrawn"
                     ),
                     Some(Silence::Asleep) => Asleep(pid).into(),
+                    None if is_stopped() => {
+                        anyhow!("a signal has ended the wait for an answer of process {pid}; the request is withdrawn")
+                    }
                     None => self.unanswered(),
                 });
             }
@@ -296,11 +329,10 @@ impl<'a> ControlChannel<'a> {
         unsafe { libc::fallocate(self.file.as_raw_fd(), mode, REPORT as i64, REPORT_LENGTH as i64) };
     }
 
-    /// Returns an error that explains, by the process's own numbers, why it has not answered.
-    fn unanswered(&self) -> anyhow::Error {
+    /// Explains by the process's own numbers why it has not answered.
+    fn why(&self) -> String {
         let mode = self.page.object.get("mode");
         let background = mode.and_then(|mode| mode["background"].as_str()).unwrap_or("unknown");
-        let pid = self.process.pid;
         let why = match background {
             "off" => "it has no thread of neap's (background:off, or none could be made)",
             "absent" => "it has no thread of neap's, as it has one thread only (NEAP=background:on gives it one)",
@@ -311,10 +343,13 @@ impl<'a> ControlChannel<'a> {
         } else {
             ""
         };
-        anyhow!(
-            "process {pid} has not answered in {} s: {why}{calls}; the request is withdrawn",
-            self.patience.map_or(self.process.allowance.seconds(), |patience| patience.as_secs())
-        )
+        format!("{why}{calls}")
+    }
+
+    fn unanswered(&self) -> anyhow::Error {
+        let patience = self.patience.map_or(self.process.allowance.seconds(), |patience| patience.as_secs());
+        let (pid, why) = (self.process.pid, self.why());
+        anyhow!("process {pid} has not answered in {patience} s: {why}; the request is withdrawn")
     }
 }
 

@@ -15,12 +15,13 @@ use clap::Args;
 use super::limits::{CommandMemory, ProfileLimits};
 use super::resolved::{ChosenSamples, Profile, Subjected};
 use super::sums::{Amount, ProfileView};
-use super::switch::{SamplingSwitch, parse_every};
+use super::switch::{SamplingSwitch, longest_wait, parse_every};
 use super::symbols::SourceLine;
 use super::top_table::{losses, named, size};
 use super::tuned::{FIRST, TunedInterval};
 use super::{LONGEST_END, begin, record, stop_flag, watch};
 use crate::look::allowance::Allowance;
+use crate::look::control_channel::LongWait;
 use crate::look::handle::ProcessHandle;
 use crate::look::stat_reader::{ProcessStatus, monotonic};
 use crate::look::subject::{Timeout, print, within};
@@ -29,7 +30,7 @@ use crate::run::sampled;
 
 const EXAMPLES: &str = "\
 Examples:
-  neap leaks 1234                    stacks whose memory of the last minute is not freed half a minute later
+  neap leaks 1234                    stacks whose memory of the next 22 s is not freed 23 s later
   neap leaks 1234 --seconds 600      the same in ten minutes: caches are told from leaks by time
   neap leaks 1234 --every 1m         with fewer samples, for a program that must not be slowed at all
   neap leaks 1234 --memory 512m      with files and lines of a program with much debug information
@@ -57,7 +58,7 @@ pub(crate) struct LeaksOptions {
     #[command(flatten)]
     timeout: Timeout,
     /// Seconds for which a process is watched
-    #[arg(id = "duration", long = "seconds", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(id = "duration", long = "seconds", value_name = "SECONDS", default_value_t = 45, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
     /// Bytes between two samples, on average. Without this, a process has some 2000 samples a
     /// second, one in 2k to 512k bytes; a program that is run has one in 64k
@@ -86,20 +87,21 @@ pub(crate) fn main(options: &LeaksOptions) -> Result<ExitCode> {
 fn of_process(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
     let time = options.timeout.time();
     let options = options.clone();
-    within(time + Duration::from_secs(options.seconds) + LONGEST_END, &format!("process {pid}"), move || {
-        watched(pid, &options)
-    })
+    let time = time + longest_wait(options.seconds) + Duration::from_secs(options.seconds) + LONGEST_END;
+    within(time, &format!("process {pid}"), move || watched(pid, &options))
 }
 
 fn watched(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
     let (handle, time) = (Arc::new(ProcessHandle::open(pid)?), options.timeout.time());
     let process = ProcessStatus::read(&handle, Allowance::new(time))?;
     let page = process.page()?;
-    let (stop, began) = (stop_flag()?, monotonic());
+    let stop = stop_flag()?;
     let first = FIRST.to_string();
     // A process that samples already goes on as it does.
     let every = options.every.as_deref().or(Some(&*first).filter(|_| !SamplingSwitch::is_on(&page)));
-    let mut switch = SamplingSwitch::on(&process, &page, every, time)?;
+    let wait = LongWait { time: longest_wait(options.seconds), stop: &stop };
+    let mut switch = SamplingSwitch::on(&process, &page, every, time, Some(wait))?;
+    let began = switch.since;
     let is_tuned = options.every.is_none() && every.is_some();
     let limits = ProfileLimits::of(&process, options.trust).with(options.memory.bytes);
     let mut session = begin(&process, &page, began, limits)?;
@@ -120,7 +122,8 @@ fn watched(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
             }
         }
     })?;
-    switch.off()?;
+    // If the setting cannot be restored, the drop says so, and the leaks are shown nevertheless.
+    drop(switch);
     let ended = monotonic();
     let seconds = (ended - began) as f64 / 1e9;
     let of = Subjected { pid, name: process.name.clone(), seconds, in_use: None };

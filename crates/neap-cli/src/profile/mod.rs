@@ -68,6 +68,7 @@ use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::look::allowance::Allowance;
+use crate::look::control_channel::LongWait;
 use crate::look::handle::ProcessHandle;
 use crate::look::stat_reader::{Page, ProcessStatus, monotonic};
 use crate::look::subject::{Timeout, print, print_json, within};
@@ -86,6 +87,7 @@ use session::Session;
 #[cfg(test)]
 pub(crate) use sums::Amount;
 pub(crate) use sums::ProfileView;
+use switch::longest_wait;
 pub(crate) use switch::{KEY, SamplingSwitch, parse_every};
 pub(crate) use symbols::SourceLine;
 use top_table::ProfileObject;
@@ -183,7 +185,8 @@ pub(crate) struct ProfileOptions {
 }
 
 pub(crate) fn main(options: &ProfileOptions) -> Result<ExitCode> {
-    let time = options.timeout.time() + Duration::from_secs(options.seconds) + LONGEST_END;
+    let seconds = options.seconds;
+    let time = options.timeout.time() + longest_wait(seconds) + Duration::from_secs(seconds) + LONGEST_END;
     let options = options.clone();
     within(time, "the process", move || profiled(&options))
 }
@@ -216,15 +219,17 @@ fn take(pid: i32, options: &ProfileOptions) -> Result<Profile> {
     let process = ProcessStatus::read(&handle, Allowance::new(time))?;
     let page = process.page()?;
     let stop = stop_flag()?;
-    let began = monotonic();
-    let switch = SamplingSwitch::on(&process, &page, options.every.as_deref(), time)?;
+    let wait = LongWait { time: longest_wait(options.seconds), stop: &stop };
+    let switch = SamplingSwitch::on(&process, &page, options.every.as_deref(), time, Some(wait))?;
+    let began = switch.since;
     let limits = ProfileLimits::of(&process, options.trust).with(options.memory.bytes);
     let mut session = begin(&process, &page, began, limits)?;
     watch(&mut session, Duration::from_secs(options.seconds), &stop, &mut |_, _| {})?;
     let seconds = (monotonic() - began) as f64 / 1e9;
     // The process reports one number for all groups, so a profile of one group has no such number.
     let in_use = in_use(&handle, time).filter(|_| options.group.is_none());
-    switch.off()?;
+    // If the setting cannot be restored, the drop says so, and the profile is shown nevertheless.
+    drop(switch);
     let of = Subjected { pid: process.pid, name: process.name.clone(), seconds, in_use };
     let chosen = ChosenSamples { group: options.group.as_deref(), before: None };
     Ok(Profile::of(&session, of, options.views.asked().unwrap_or_default(), chosen))

@@ -1,6 +1,7 @@
 //! Switches sampling on in a running process for a profile, and restores the former setting
 //! afterwards.
 
+use core::time::Duration;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -8,9 +9,10 @@ use neap::settings::Setting;
 
 use super::area::Area;
 use crate::look::allowance::Allowance;
+use crate::look::control_channel::{ControlChannel, LongWait};
 use crate::look::handle::ProcessHandle;
-use crate::look::stat_reader::{Page, ProcessStatus};
-use crate::set::change_setting;
+use crate::look::stat_reader::{Page, ProcessStatus, monotonic};
+use crate::set::{change_by, change_setting};
 
 /// Key of the option.
 pub(crate) const KEY: &str = "profile";
@@ -44,30 +46,51 @@ impl Change {
     }
 }
 
+/// Least time that a command waits until a process begins to sample. Without neap's thread, the
+/// process begins in its next call that its CPU's stack cannot serve.
+const LEAST_WAIT: Duration = Duration::from_secs(30);
+/// Nanoseconds in which this command sees that the process has begun to sample.
+const SEEN: u64 = 10_000_000;
+
+/// Returns the longest wait before a profile of `seconds`.
+pub(super) fn longest_wait(seconds: u64) -> Duration {
+    Duration::from_secs(seconds).max(LEAST_WAIT)
+}
+
 /// Sampling that was switched on. Dropping this value restores the former setting.
 pub(crate) struct SamplingSwitch {
     handle: Arc<ProcessHandle>,
-    time: core::time::Duration,
+    time: Duration,
     /// The changed setting; `None` if none was changed.
     changed: Option<Change>,
+    /// Time since which the process samples, or at which this command found that it samples.
+    pub(super) since: u64,
 }
 
 impl SamplingSwitch {
     /// Switches sampling on in a process. `every` is the interval that the user requests. Without
-    /// it, a process that samples already goes on unchanged.
+    /// it, a process that samples already goes on unchanged. With `wait`, waits beyond the
+    /// allowance of `process`.
     pub(crate) fn on(
         process: &ProcessStatus,
         page: &Page,
         every: Option<&str>,
-        time: core::time::Duration,
+        time: Duration,
+        wait: Option<LongWait<'_>>,
     ) -> Result<SamplingSwitch> {
-        let mut switch = SamplingSwitch { handle: Arc::clone(&process.handle), time, changed: None };
+        let since = monotonic();
+        let mut switch = SamplingSwitch { handle: Arc::clone(&process.handle), time, changed: None, since };
         if every.is_none() && mean(page) > 0 {
             return Ok(switch);
         }
         let (setting, number) =
             Setting::parse(KEY, every.unwrap_or("on")).map_err(|refused| anyhow::anyhow!("{refused}"))?;
-        let before = change_setting(process, page, setting, number)?;
+        let mut channel = ControlChannel::of(process, page)?;
+        if let Some(wait) = wait {
+            channel = channel.with_wait(wait);
+        }
+        let before = change_by(&channel, setting, number)?;
+        switch.since = since.max(monotonic().saturating_sub(SEEN));
         switch.changed = Some(Change { setting, before, now: number, asked: number, page: page.inode() });
         Ok(switch)
     }
@@ -84,7 +107,7 @@ impl SamplingSwitch {
     /// The process does not answer within a second, or another command has changed the setting.
     pub(crate) fn change(&mut self, every: u64) -> Result<()> {
         let Some(change) = &mut self.changed else { return Ok(()) };
-        let time = self.time.min(core::time::Duration::from_secs(1));
+        let time = self.time.min(Duration::from_secs(1));
         let process = ProcessStatus::read(&self.handle, Allowance::new(time))?;
         let page = process.page()?;
         let is_own = change.is_own(&page);

@@ -59,7 +59,7 @@ pub(super) struct Profiling {
 fn begin(asked: &Asked, switch: &mut Option<SamplingSwitch>) -> Result<LiveSites> {
     let process = ProcessStatus::read(&asked.handle, Allowance::new(asked.time))?;
     let page = process.page()?;
-    let on = SamplingSwitch::on(&process, &page, None, asked.time)?;
+    let on = SamplingSwitch::on(&process, &page, None, asked.time, None)?;
     *switch = Some(on.after(switch.take()));
     LiveSites::begin(&process, &page)
 }
