@@ -53,12 +53,17 @@ fn running_process_takes_new_values_and_shows_them() {
 
 #[test]
 fn process_without_a_thread_changes_in_its_own_calls() {
-    let mut program = Program::start("churn", "background:off", &[]);
+    let mut program = Program::start("churn", "background:off,interval:60000", &[]);
     program.hear("ready");
     let output = set(program.id(), &["page_list_high=7", "limit=8g"]);
     let lines = "page_list_high: 7 (was auto)\nlimit: 8589934592 (was none)\n";
     assert_eq!(said(&output), (lines.into(), String::new()));
     assert_eq!(program.child.try_wait().unwrap(), None, "it works on");
+    // The answer came after the new values were published, and no tick is due for a minute.
+    for value in ["8", "9", "10"] {
+        assert!(set(program.id(), &[&format!("page_list_high={value}")]).status.success());
+        assert_eq!(numbers(program.id()).unwrap()["settings"]["page_list_high"], value);
+    }
 }
 
 #[test]

@@ -174,7 +174,13 @@ impl<P: Platform> Core<P> {
             GROUPS => channel.answer(ticket, if self.report_groups(mm, channel) { 0 } else { BUSY }),
             MAP => channel.answer(ticket, if self.report_map(mm, channel, by) { 0 } else { BUSY }),
             BOUND => channel.answer(ticket, change_bound(mm, channel, by)),
-            SET => channel.answer(ticket, change_setting(mm, channel)),
+            SET => {
+                let refusal = change_setting(mm, channel);
+                // Without neap's thread, the next tick may be far away. The asker that reads the
+                // answer finds the values in force.
+                mm.ticked();
+                channel.answer(ticket, refusal);
+            }
             SHRINKERS => channel.answer(ticket, if self.report_shrinkers(mm, channel) { 0 } else { BUSY }),
             // `shrink` waits for a reclaimer and may make one, so no call of the program runs it.
             SHRINK if by == ServedBy::Call && self.options.background != Background::Never => {
