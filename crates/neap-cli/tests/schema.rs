@@ -8,6 +8,7 @@
 mod running;
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use running::{Program, object};
@@ -79,10 +80,11 @@ fn schema(name: &str) -> Value {
 }
 
 /// The name of a schema, the command, and its options.
-const OUTPUTS: [(&str, &str, &[&str]); 11] = [
+const OUTPUTS: [(&str, &str, &[&str]); 13] = [
     ("ps", "ps", &["1"]),
     ("stat", "stat", &[]),
     ("groups", "stat", &["--groups"]),
+    ("groups", "stat", &["--groups", "--dead"]),
     ("percpu", "stat", &["--percpu"]),
     ("shrinkers", "stat", &["--shrinkers"]),
     ("reconcile", "stat", &["--reconcile"]),
@@ -90,6 +92,7 @@ const OUTPUTS: [(&str, &str, &[&str]); 11] = [
     ("top", "top", &["--interval", "100"]),
     ("top", "top", &["--interval", "100", "--profile"]),
     ("pressure", "pressure", &[]),
+    ("pressure-watch", "pressure", &["--watch=0.1", "--times", "1"]),
     ("profile", "profile", &["--seconds", "1", "--every", "64k"]),
 ];
 
@@ -149,13 +152,20 @@ fn outputs_on_files_of_profiles_fit_their_schemas() {
 
 #[test]
 fn outputs_on_no_process_fit_their_schemas() {
+    // As installed: the demo takes the library beside the command.
+    let folder = running::folder("schema");
+    fs::hard_link(env!("CARGO_BIN_EXE_neap"), folder.join("neap")).unwrap();
+    symlink(running::library(), folder.join("libneap_malloc.so")).unwrap();
     for (name, arguments) in [
-        ("options", &["options", "--json"][..]),
+        ("bench", &["demo", "--size", "65536", "--json"][..]),
+        ("options", &["options", "--json"]),
+        ("ps", &["top", "--json"]),
+        ("pressure-watch", &["pressure", "--watch=0.1", "--times", "1", "--json"]),
         ("bench", &["bench", "page", "--quick", "--json", "--against", "glibc"]),
         ("bench", &["bench", "programs", "--quick", "--json", "--programs", "sort"]),
         ("lab", &["lab", "show", "bursts 3 s apart", "--quick", "--json"]),
     ] {
-        let mut neap = std::process::Command::new(env!("CARGO_BIN_EXE_neap"));
+        let mut neap = std::process::Command::new(folder.join("neap"));
         let output = neap.args(arguments).output().unwrap();
         let output: Value = serde_json::from_slice(&output.stdout).unwrap();
         let schema = schema(name);

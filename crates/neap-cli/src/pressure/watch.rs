@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 use super::{PressureOptions, described, level};
 use crate::look::handle::ProcessHandle;
-use crate::look::subject::{print, within};
+use crate::look::subject::{SCHEMA, print, within};
 
 /// The result of one look.
 struct WatchLine {
@@ -59,6 +59,7 @@ fn stall_reading(report: &MemoryReport, at: Duration) -> Option<StallReading> {
 impl WatchLine {
     fn object(&self) -> Value {
         json!({
+            "schema": SCHEMA,
             "at_ms": self.at_ms,
             "headroom": self.headroom,
             "limit": self.limit,
