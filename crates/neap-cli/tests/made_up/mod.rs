@@ -51,7 +51,7 @@ impl Page {
         let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
         assert_eq!(sealed, 0);
         let mut head = b"neapstat".to_vec();
-        for word in [8, 2, std::process::id(), text.len() as u32] {
+        for word in [9, 2, std::process::id(), text.len() as u32] {
             head.extend(word.to_ne_bytes());
         }
         file.write_all_at(&head, 0).unwrap();
