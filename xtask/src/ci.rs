@@ -20,7 +20,7 @@ use crate::source_rules::tidy;
 use crate::target::Target;
 use crate::test_programs::Tests;
 use crate::{
-    Skipped, arm64, audit, build, c_api, dependent, docs, lanes, layout, models, musl, prometheus, report, smoke,
+    Skipped, arm64, audit, build, c_api, dependent, docs, fuzz, lanes, layout, models, musl, prometheus, report, smoke,
     target, vm,
 };
 
@@ -123,6 +123,7 @@ const STEPS: &[Step] = &[
             ["clippy", "--release"].into_iter().chain(packages).chain(["--", "-D", "warnings"]).collect();
         cargo_step(&arguments).map(|()| None)
     }),
+    ("check of the fuzz targets", || fuzz::check().map(|()| None)),
     ("audit", || audit::check().map(|()| None)),
     ("doc", || {
         let mut doc = cargo(["doc", "--no-deps", "--lib", "--features", OPTIONAL]);

@@ -5,9 +5,8 @@
 //! A run begins with the committed inputs in `crates/neap-cli/tests/corpus`. Inputs that reach new
 //! code are kept in `target/fuzz/corpus` for the next run. An input that fails is kept there as
 //! `crash-...`: copy it to the committed inputs, which the unit tests give to the targets.
-//! cargo-fuzz has the same engine, but needs a nightly toolchain, and a library, while the readers
-//! are private to a program. `ci` has no such run, but has tests with random mutations of the same
-//! data.
+//! `ci` has no such run, but checks that this code compiles ([`check`]), and has tests with random
+//! mutations of the same data. `docs/decisions-allocator.md` says why there is no cargo-fuzz.
 
 use std::fs;
 use std::path::PathBuf;
@@ -59,11 +58,24 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// The target of the builds here. With a target, flags do not apply to build scripts and macros.
+fn target() -> String {
+    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+}
+
+/// Checks that the code with `cfg(fuzzing)` compiles. Builds and links nothing, so it needs neither
+/// the engine's C++ nor its counters.
+pub(crate) fn check() -> Result<()> {
+    let mut check = cargo(["check", "--package", "neap-cli", "--bin", "neap", "--profile", "test"]);
+    check.args(["--target", &target()]).current_dir(layout::root());
+    // The build script of libfuzzer-sys compiles the engine unless this names a library.
+    check.env("RUSTFLAGS", "--cfg fuzzing -D warnings").env("CUSTOM_LIBFUZZER_PATH", "/libfuzzer.a");
+    run(check)
+}
+
 /// Builds the unit tests of the command.
 fn build() -> Result<PathBuf> {
-    // With a target, the counters are not in build scripts and macros.
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let mut test = cargo(["test", "--package", "neap-cli", "--bin", "neap", "--target", &target]);
+    let mut test = cargo(["test", "--package", "neap-cli", "--bin", "neap", "--target", &target()]);
     test.current_dir(layout::root());
     test.env("CARGO_TARGET_DIR", layout::target().join("fuzz")).env("RUSTFLAGS", COUNTERS);
     // The code is optimised, since counters in other code cost more than the code itself.
