@@ -21,6 +21,8 @@ use crate::look::allowance::Allowance;
 use crate::look::control_channel::Haste;
 use crate::look::control_channel::{ControlChannel, MAP};
 use crate::look::foreign::escaped;
+use crate::look::fresh;
+use crate::look::live::ArenaSums;
 use crate::look::stat_reader::{Page, ProcessStatus};
 use crate::look::subject::{SCHEMA, Subject, print, print_json};
 use crate::process::parse_rss;
@@ -128,7 +130,47 @@ fn compare(process: &ProcessStatus, told: &Told) -> Result<Reconciliation> {
     Ok(tally.end())
 }
 
-fn object(process: &ProcessStatus, seen: &Reconciliation, resident: u64, unanswered: Option<&anyhow::Error>) -> Value {
+/// What is known of a process that did not answer.
+struct Unanswered {
+    reason: String,
+    arena: ArenaSums,
+    /// Whether the objects on CPUs' stacks were counted in the process's memory. Otherwise they are
+    /// those of the last tick.
+    are_stacks_read: bool,
+}
+
+impl Unanswered {
+    fn of(process: &ProcessStatus, reason: &anyhow::Error) -> Result<Unanswered> {
+        let page = fresh::page(process)?;
+        let are_stacks_read = page.object.get("cpus_read_now").and_then(Value::as_bool).unwrap_or(false);
+        let reason = escaped(format!("{reason:#}").as_bytes());
+        Ok(Unanswered { reason, arena: page.live.arena(), are_stacks_read })
+    }
+
+    /// Keys in JSON, names and bytes.
+    fn rows(&self) -> [(&'static str, &'static str, u64); 8] {
+        let ArenaSums { in_use, on_stacks, in_sheaves, in_slabs, ends, holes, runs, listed } = self.arena;
+        [
+            ("objects_in_use", "objects in use, neap's too", in_use),
+            ("objects_on_stacks", Held::InStacks.name(), on_stacks),
+            ("objects_in_sheaves", Held::InBarns.name(), in_sheaves),
+            ("objects_in_slabs", Held::InSlabs.name(), in_slabs),
+            ("ends_of_slabs", Held::Waste.name(), ends),
+            ("holes", Held::Holes.name(), holes),
+            ("runs", Source::Runs.name(), runs),
+            ("page_lists", Source::Listed.name(), listed),
+        ]
+    }
+
+    fn object(&self) -> Value {
+        let rows = self.rows().into_iter().map(|(key, _, bytes)| (key.to_string(), bytes.into()));
+        let mut object: Map<String, Value> = rows.collect();
+        object.insert("stacks_read_now".to_string(), self.are_stacks_read.into());
+        object.into()
+    }
+}
+
+fn object(process: &ProcessStatus, seen: &Reconciliation, resident: u64, unanswered: Option<&Unanswered>) -> Value {
     let source = |source: Source| {
         json!({
             "source": format!("{source:?}"), "name": source.name(), "resident": seen.resident_of(source),
@@ -145,7 +187,7 @@ fn object(process: &ProcessStatus, seen: &Reconciliation, resident: u64, unanswe
     json!({
         "schema": SCHEMA, "pid": process.pid, "name": process.name, "resident_bytes": resident, "mappings_bytes": seen.resident,
         "explained_bytes": seen.explained(), "explained_percent": 100.0 * seen.explained() as f64 / resident.max(1) as f64,
-        "unanswered": unanswered.map(|reason| escaped(format!("{reason:#}").as_bytes())), "only_read_bytes": seen.only_read, "sources": Source::ALL.map(source), "in_slabs": held, "in_groups": groups,
+        "unanswered": unanswered.map(|unanswered| &*unanswered.reason), "in_arena": unanswered.map(Unanswered::object), "only_read_bytes": seen.only_read, "sources": Source::ALL.map(source), "in_slabs": held, "in_groups": groups,
     })
 }
 
@@ -154,6 +196,7 @@ pub(crate) fn show(subject: &Subject, json: bool) -> Result<ExitCode> {
     let (process, (seen, unanswered, resident)) = subject.look(|process| {
         let (told, unanswered) = Told::of(process)?;
         let seen = compare(process, &told)?;
+        let unanswered = unanswered.map(|reason| Unanswered::of(process, &reason)).transpose()?;
         // The kernel's own sum over all mappings, which is read separately.
         let rollup = process.handle.read("smaps_rollup").map_err(|error| process.refused(error))?;
         let resident = parse_rss(&rollup).context("the kernel tells no Rss in smaps_rollup")? << 10;
@@ -166,7 +209,7 @@ pub(crate) fn show(subject: &Subject, json: bool) -> Result<ExitCode> {
         writeln!(output, "Process {} ({}): {resident} bytes are resident\n", process.pid, process.name)?;
         // The first line of each part is its head.
         let (text, colours) = (seen.to_string(), Colours::of_output());
-        // Without an answer, only resident bytes are known.
+        // Without an answer, these tables have resident bytes only.
         let known = if unanswered.is_some() { 1 } else { usize::MAX };
         for (at, part) in text.trim_end().split("\n\n").take(known).enumerate() {
             let (head, rows) = part.split_once('\n').unwrap_or((part, ""));
@@ -174,9 +217,17 @@ pub(crate) fn show(subject: &Subject, json: bool) -> Result<ExitCode> {
         }
         match unanswered {
             None => Ok(()),
-            Some(reason) => {
-                let what = "neap's counters are not known, nor is the use of the arena's pages";
-                writeln!(output, "\n{what}: {}", escaped(format!("{reason:#}").as_bytes()))
+            Some(unanswered) => {
+                let head = format!("{:<28} {:>15}", "in the arena", "bytes");
+                writeln!(output, "\n{}", colours.heading(&head))?;
+                for (_, name, bytes) in unanswered.rows() {
+                    writeln!(output, "{name:<28} {bytes:>15}")?;
+                }
+                if !unanswered.are_stacks_read {
+                    writeln!(output, "The objects on CPUs' stacks are those of the last tick.")?;
+                }
+                let what = "neap's other counters are not known, nor which pages of the arena are resident";
+                writeln!(output, "\n{what}: {}", unanswered.reason)
             }
         }
     })

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use running::{Program, library, neap, object, until};
+use running::{Program, library, neap, numbers, object, until};
 use serde_json::Value;
 
 fn is_installed(program: &str) -> bool {
@@ -143,20 +143,34 @@ fn the_memory_of_a_python_program_is_explained() {
 fn reconcile_without_answer_reports_outside_view_and_reason() {
     let mut program = Program::start("burst", "background:off", &[]);
     program.hear("ready");
-    // The program may still be on its way to sleep, and answer.
+    // The program may still be on its way to sleep, and answer, or its text may be fresh.
     let seen = until("reading without an answer", || {
         let seen = object("stat", program.id(), &["--reconcile"]);
         println!("{seen:?}");
-        seen.ok().filter(|seen| !seen["unanswered"].is_null())
+        seen.ok().filter(|seen| seen["in_arena"]["stacks_read_now"] == true)
     });
     assert!(seen["unanswered"].as_str().unwrap().contains("it has no thread of neap's"), "{seen}");
     // The extent of the arena is that of the last tick. A quarter of its first segment is in use.
     assert!(of(&seen, "Slabs")["believed"].is_null() && bytes(&seen, "Arena") > 5 << 20, "{seen}");
     // No zeroes in place of counters that are not known.
     assert!(seen["in_slabs"].is_null() && seen["in_groups"].is_null(), "{seen}");
+    // The live counters, and the stacks in the process's memory, tell what is in the arena.
+    let arena = &seen["in_arena"];
+    let of = |key: &str| arena[key].as_u64().unwrap();
+    let known = numbers(program.id()).unwrap();
+    let used = of("objects_in_use") + of("ends_of_slabs") + of("runs");
+    assert_eq!(Some(used), known["bytes"]["used"].as_u64(), "{seen} {known}");
+    let cached = of("objects_on_stacks") + of("objects_in_sheaves") + of("objects_in_slabs") - of("holes");
+    assert_eq!(Some(cached), known["bytes"]["cached"].as_u64(), "{seen} {known}");
+    assert_eq!(Some(of("page_lists") / 4096), known["pages"]["listed"].as_u64(), "{seen} {known}");
     let report = neap("stat", program.id(), &["--reconcile"]);
     let text = String::from_utf8(report.stdout).unwrap();
-    assert!(!text.contains("objects in use") && text.lines().any(|line| line.starts_with("explained ")), "{text}");
-    let words = ["neap's counters are not known", "arena, not seen by the page"];
+    assert!(
+        text.contains("\nobjects in use, neap's too ")
+            && text.contains("\nruns of pages in use ")
+            && text.lines().any(|line| line.starts_with("explained ")),
+        "{text}"
+    );
+    let words = ["neap's other counters are not known", "arena, not seen by the page"];
     assert!(words.into_iter().all(|words| text.contains(words)), "{text}");
 }

@@ -11,7 +11,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use running::{Program, object};
+use running::{Program, object, until};
 use serde_json::{Value, json};
 
 /// Keywords that need no check.
@@ -127,6 +127,17 @@ fn outputs_on_a_process_with_per_cpu_data_fit_their_schemas() {
 #[test]
 fn outputs_on_a_process_with_a_cache_fit_their_schemas() {
     compare(Program::start_alone("cache", "interval:10,background:on"));
+}
+
+#[test]
+fn reconciliation_without_an_answer_fits_its_schema() {
+    let mut program = Program::start("burst", "background:off", &[]);
+    program.hear("ready");
+    let output = until("reading without an answer", || {
+        object("stat", program.id(), &["--reconcile"]).ok().filter(|output| !output["in_arena"].is_null())
+    });
+    let schema = schema("reconcile");
+    assert_eq!(mismatch(&schema, &schema, &output, ""), None, "{output}");
 }
 
 #[test]

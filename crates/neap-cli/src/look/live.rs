@@ -175,6 +175,23 @@ pub(crate) struct LiveSums {
     pub(crate) listed_pages: u64,
 }
 
+/// Bytes of the arena's pages by use, as far as the live counters tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ArenaSums {
+    /// Objects that are on no stack of a CPU, in no sheaf and in no slab, with neap's own.
+    pub(crate) in_use: u64,
+    pub(crate) on_stacks: u64,
+    pub(crate) in_sheaves: u64,
+    /// Free objects in slabs, holes included.
+    pub(crate) in_slabs: u64,
+    /// Ends of slabs that hold no object.
+    pub(crate) ends: u64,
+    /// Released pages of slabs, a part of `in_slabs`.
+    pub(crate) holes: u64,
+    pub(crate) runs: u64,
+    pub(crate) listed: u64,
+}
+
 impl Live {
     /// Reads the counters until two readings agree, at most [`READINGS`] times.
     pub(crate) fn read(read: &Read<'_>, layout: PageLayout) -> Result<Live> {
@@ -282,6 +299,23 @@ impl Live {
             free_resident: bytes(self.zones(|zone| zone.backed_free).saturating_add(listed_pages)),
             stacked,
             listed_pages,
+        }
+    }
+
+    /// Returns the bytes of the arena's pages by use.
+    pub(crate) fn arena(&self) -> ArenaSums {
+        let (sums, page) = (self.sums(), self.page_size);
+        let objects = |count: fn(ClassCounts) -> u64| self.of_classes(|of| count(of).saturating_mul(of.size));
+        let slabs = self.of_classes(|of| of.slabs.saturating_mul(of.pages_of_slab).saturating_mul(page));
+        ArenaSums {
+            in_use: self.of_classes(ClassCounts::out).saturating_sub(sums.stacked),
+            on_stacks: sums.stacked,
+            in_sheaves: objects(|of| of.in_barn),
+            in_slabs: objects(|of| of.in_slabs),
+            ends: slabs.saturating_sub(objects(ClassCounts::objects)),
+            holes: self.of_classes(|of| of.holes).saturating_mul(page),
+            runs: self.run_bytes,
+            listed: sums.listed_pages.saturating_mul(page),
         }
     }
 

@@ -31,7 +31,7 @@ pub(crate) mod fresh;
 pub(crate) mod handle;
 #[cfg(test)]
 pub(crate) mod hostile_tests;
-mod live;
+pub(crate) mod live;
 pub(crate) mod page_bytes;
 mod per_cpu;
 pub(crate) mod refusal;
