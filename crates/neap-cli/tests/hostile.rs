@@ -177,6 +177,9 @@ fn hostile() {
     let page = match role {
         "array" => Page::publish("[]"),
         "text" => Page::publish(&of_text),
+        "wrong text" => {
+            Page::publish(&of_text.replacen('{', &format!("{{\"container\":{},", serde_json::Value::from(HOSTILE)), 1))
+        }
         "memory nowhere" => Page::publish(&numbers_with_layout(8, 0)),
         "memory of many" => Page::publish(&numbers_with_layout(mapped(MAPPED_GROUPS), 0)),
         "memory in circles" => Page::publish(&numbers_with_layout(mapped(5000), 1)),
@@ -432,6 +435,13 @@ fn text_of_a_process_is_escaped_in_every_output() {
         assert_eq!(ended.code, Some(0), "{}", ended.said);
         assert!(ended.text.contains("u{9b}") && ended.text.contains("приём"), "{}", ended.text);
     }
+    // A text in place of numbers is quoted in the reason why they are not known.
+    let wrong = Hostile::start("wrong text");
+    let ended = wrong.run("pressure", &[]);
+    assert_eq!(ended.code, Some(0), "{}", ended.said);
+    let reason = ended.text.lines().find(|line| line.starts_with("In use by: ")).unwrap();
+    assert!(reason.contains("not known") && reason.contains("u{9b}") && reason.contains("приём"), "{reason}");
+    assert_eq!(wrong.run("pressure", &["--json"]).code, Some(0));
     // A shown path names the group, and a slash in a name makes no path.
     let text = hostile.run("stat", &["--groups"]).text;
     assert!(
