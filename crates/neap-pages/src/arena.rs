@@ -153,7 +153,7 @@ pub(crate) struct Arena {
     /// See [`Arena::table_pages`].
     table_pages: AtomicU32,
     /// The part of `table_pages` that the reserve has paid for.
-    charged_tables: AtomicU32,
+    pub(crate) charged_tables: AtomicU32,
     /// Whether huge pages were requested for [early](crate::SideTable::early) tables. One huge page
     /// of a table can describe several chunks. So an early table may then have memory for a chunk
     /// whose [mark](Arena::marks) for the table is not set.
@@ -408,27 +408,6 @@ impl Arena {
     pub(crate) fn table_pages(&self) -> u32 {
         // Relaxed: a count that publishes no other data. It may lack concurrent changes.
         self.table_pages.load(Relaxed)
-    }
-
-    /// Charges the pages of tables to the reserve of the budget, as far as that was not done yet.
-    pub(crate) fn charge_tables(&self) {
-        let pages = self.table_pages();
-        // Relaxed: counts that publish no other data. Of two threads, the later one charges the
-        // difference to what the other charged.
-        if self.charged_tables.load(Relaxed) != pages {
-            let before = self.charged_tables.swap(pages, Relaxed);
-            self.reserve.fetch_sub(i64::from(pages) - i64::from(before), Relaxed);
-        }
-    }
-
-    /// Forgets what was charged, since there is no budget any more.
-    pub(crate) fn uncharge_tables(&self) {
-        self.charged_tables.store(0, Relaxed);
-    }
-
-    /// Pages of tables that the reserve has paid for.
-    pub(crate) fn charged_tables(&self) -> u32 {
-        self.charged_tables.load(Relaxed)
     }
 
     /// Forbids huge pages again in those parts of a range that belong to a node and to no run.

@@ -14,6 +14,7 @@
 //! A change holds one zone's mutex or one list's lock at a time. Two changes must not run at the
 //! same time.
 
+use crate::arena::Arena;
 use crate::node_pages::NodePages;
 use crate::page_lists::Why;
 use crate::pages::Pages;
@@ -23,6 +24,24 @@ use crate::settings::Settings;
 use crate::units::UNLIMITED;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::Platform;
+
+impl Arena {
+    /// Charges the pages of tables to the reserve of the budget, as far as that was not done yet.
+    pub(crate) fn charge_tables(&self) {
+        let pages = self.table_pages();
+        // Relaxed: counts that publish no other data. Of two threads, the later one charges the
+        // difference to what the other charged.
+        if self.charged_tables.load(Relaxed) != pages {
+            let before = self.charged_tables.swap(pages, Relaxed);
+            self.reserve.fetch_sub(i64::from(pages) - i64::from(before), Relaxed);
+        }
+    }
+
+    /// Forgets what was charged, since there is no budget any more.
+    fn uncharge_tables(&self) {
+        self.charged_tables.store(0, Relaxed);
+    }
+}
 
 impl<P: Platform> NodePages<P> {
     /// Changes the settings. Memory in use stays in use; [`NodePages::beyond_budget`] returns how

@@ -559,7 +559,7 @@ impl<P: Platform> NodePages<P> {
         Finding::unless_equal("pages of all nodes", Pfn::NONE, mapped, numbers.managed.into())?;
         let reserve = self.first.arena.reserve.load(Relaxed);
         let shares = self.all().filter_map(Pages::share).map(u64::from).sum::<u64>();
-        let tables = u64::from(self.first.arena.charged_tables());
+        let tables = u64::from(self.first.arena.charged_tables.load(Relaxed));
         let budget = numbers.budget.map_or(0, u64::from);
         Finding::unless_equal("budget of all nodes", Pfn::NONE, budget, ((shares + tables) as i64 + reserve) as u64)
     }
