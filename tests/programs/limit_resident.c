@@ -83,8 +83,8 @@ static void fill_in_turn(int count, const size_t *sizes, int sizes_count) {
         payload = 0;
         pthread_barrier_wait(&barrier);
         fill_up(1);
-        /* Each thread may miss one block at the end. */
-        long expected = limit / 100 * 80 - threads * (long)size;
+        /* Each thread may miss one block at the end. Several threads leave more in caches. */
+        long expected = limit / 100 * (threads == 1 ? 80 : 70) - threads * (long)size;
         CHECK(payload >= expected, "%d threads, blocks of %zu bytes: %ld KiB before the limit refused", threads, size,
               payload >> 10);
     }
