@@ -3,8 +3,9 @@
  *
  *   container fill THREADS LEAST MOST   allocates until malloc fails, which it must between LEAST
  *                                       and MOST MiB
- *   container keep SIZE MOST FILE       frees SIZE MiB that malloc is told to keep, writes "keeps"
- *                                       to FILE, and waits until at most MOST MiB are left */
+ *   container keep SIZE LEAST MOST FILE frees SIZE MiB that malloc is told to keep, writes "keeps"
+ *                                       to FILE, and waits until at most MOST MiB are left; a
+ *                                       second later at least LEAST must be */
 #include "check.h"
 
 #include <malloc.h>
@@ -38,7 +39,7 @@ static long resident(void) {
     return pages * sysconf(_SC_PAGESIZE) >> 20;
 }
 
-static void keep(long size, long most, const char *path) {
+static void keep(long size, long least, long most, const char *path) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, waits, NULL) == 0, "a thread");
     CHECK(mallopt(M_TRIM_THRESHOLD, 1 << 30) == 1, "mallopt");
@@ -51,14 +52,16 @@ static void keep(long size, long most, const char *path) {
     CHECK(file && fputs("keeps\n", file) >= 0 && fclose(file) == 0, "%s", path);
     /* The caller's time limit ends the wait. */
     while (resident() > most) usleep(100000);
+    sleep(1);
+    CHECK(resident() >= least && resident() <= most, "%ld MiB are left of %ld to %ld", resident(), least, most);
 }
 
 int main(int argc, char **argv) {
     if (argc == 5 && !strcmp(argv[1], "fill")) {
         fill_up(atoi(argv[2]), atol(argv[3]), atol(argv[4]));
     } else {
-        CHECK(argc == 5 && !strcmp(argv[1], "keep"), "container fill THREADS LEAST MOST, or keep SIZE MOST FILE");
-        keep(atol(argv[2]), atol(argv[3]), argv[4]);
+        CHECK(argc == 6 && !strcmp(argv[1], "keep"), "container fill THREADS LEAST MOST, or keep SIZE LEAST MOST FILE");
+        keep(atol(argv[2]), atol(argv[3]), atol(argv[4]), argv[5]);
     }
     return finish();
 }

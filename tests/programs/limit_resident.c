@@ -22,17 +22,14 @@ static size_t size;
 static atomic_long payload;
 static pthread_barrier_t barrier;
 
-/* Resident bytes of the process that are not of files; allocates nothing. The kernel's counts, not
- * a walk of the page tables: during a walk, other threads release memory and take other memory. */
+/* Resident bytes of the process; allocates nothing. The kernel's counts, not a walk of the page
+ * tables: during a walk, other threads release memory and take other memory. */
 static long resident(void) {
     char text[128] = {0};
     int file = open("/proc/self/statm", O_RDONLY);
     CHECK(file >= 0 && read(file, text, sizeof text - 1) > 0, "statm");
     close(file);
-    char *end;
-    strtol(text, &end, 10);
-    long all = strtol(end, &end, 10);
-    return (all - strtol(end, NULL, 10)) * sysconf(_SC_PAGESIZE);
+    return atol(strchr(text, ' ')) * sysconf(_SC_PAGESIZE);
 }
 
 /* Allocates blocks of one size until there are no more, and frees them, together with the other
@@ -45,7 +42,7 @@ static void fill_up(int is_first) {
         block->next = blocks;
         bytes += (long)size;
         usable += (long)malloc_usable_size(block);
-        if (is_first && bytes - looked >= MIB / 4) {
+        if (is_first && bytes - looked >= MIB / 16) {
             long now = resident();
             if (now > peak) peak = now;
             looked = bytes;
@@ -53,7 +50,8 @@ static void fill_up(int is_first) {
     }
     CHECK(peak <= most, "%d threads, blocks of %zu bytes: %ld KiB resident, at most %ld expected", threads, size,
           peak >> 10, most >> 10);
-    atomic_fetch_add(&payload, usable);
+    /* A random size may use little of its block. */
+    atomic_fetch_add(&payload, threads == 1 ? bytes : usable);
     pthread_barrier_wait(&barrier);
     while (blocks != NULL) {
         struct block *next = blocks->next;

@@ -26,8 +26,12 @@ use core::sync::atomic::Ordering::Relaxed;
 use neap_base::Platform;
 
 impl Arena {
-    /// Charges the pages of tables to the reserve of the budget, as far as that was not done yet.
-    pub(crate) fn charge_tables(&self) {
+    /// Pages of the budget that no node and no table has. First charges the pages of tables, as far
+    /// as that was not done yet. Negative if other parts exceed the budget; 0 without one.
+    pub(crate) fn reserve(&self) -> i64 {
+        if self.budget().is_none() {
+            return 0;
+        }
         let pages = self.table_pages();
         // Relaxed: counts that publish no other data. Of two threads, the later one charges the
         // difference to what the other charged.
@@ -35,11 +39,18 @@ impl Arena {
             let before = self.charged_tables.swap(pages, Relaxed);
             self.reserve.fetch_sub(i64::from(pages) - i64::from(before), Relaxed);
         }
+        self.reserve.load(Relaxed)
     }
 
-    /// Forgets what was charged, since there is no budget any more.
-    fn uncharge_tables(&self) {
+    /// Pages that the reserve lacks.
+    pub(crate) fn lacking(&self) -> u32 {
+        u32::try_from((-self.reserve()).max(0)).unwrap_or(u32::MAX)
+    }
+
+    /// Begins with a reserve of `pages`, which has paid for no tables.
+    fn begin_reserve(&self, pages: u32) {
         self.charged_tables.store(0, Relaxed);
+        self.reserve.store(pages.into(), Relaxed);
     }
 }
 
@@ -68,8 +79,7 @@ impl<P: Platform> NodePages<P> {
             (UNLIMITED, _) => {
                 // The reserve gets the whole budget first, so that it can give each node its part
                 // meanwhile.
-                arena.uncharge_tables();
-                arena.reserve.store(pages.into(), Relaxed);
+                arena.begin_reserve(pages);
                 for node in self.all() {
                     let mut inner = node.zone.lock();
                     inner.budget = inner.used();
@@ -82,8 +92,7 @@ impl<P: Platform> NodePages<P> {
                     inner.budget = UNLIMITED;
                     node.zone.note_beyond(&inner);
                 }
-                arena.uncharge_tables();
-                arena.reserve.store(0, Relaxed);
+                arena.begin_reserve(0);
             }
             _ => _ = arena.reserve.fetch_add(i64::from(pages) - i64::from(before), Relaxed),
         }
@@ -107,18 +116,13 @@ impl<P: Platform> NodePages<P> {
     /// parts. Returns 0 without a budget.
     pub fn beyond_budget(&self) -> u64 {
         let arena = &self.node(0).arena;
-        let reserve = &arena.reserve;
-        if arena.budget().is_some() {
-            arena.charge_tables();
-        }
         for pages in self.all() {
-            // Relaxed: a count that publishes no other data.
-            let lacking = -reserve.load(Relaxed);
+            let lacking = arena.lacking();
             if lacking > 0 {
-                pages.zone.lock().give_up_room(reserve, u32::try_from(lacking).unwrap_or(u32::MAX));
+                pages.zone.lock().give_up_room(&arena.reserve, lacking);
             }
         }
-        (-reserve.load(Relaxed)).max(0) as u64
+        arena.lacking().into()
     }
 
     /// Releases free pages while more memory is resident than the budget allows. Stops when `stop`

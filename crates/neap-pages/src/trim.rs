@@ -79,7 +79,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     pub(crate) fn look_at(&self, room: u32) {
         // This node may also draw the reserve: the pages of the budget that no node has. If the
         // reserve is negative, the node must give up as many pages.
-        let free = i64::from(room).saturating_add(self.arena.reserve.load(Relaxed));
+        let free = i64::from(room).saturating_add(self.arena.reserve());
         if self.lists.note_free(free.clamp(0, u32::MAX.into()) as u32) {
             self.tell_pressure();
         }

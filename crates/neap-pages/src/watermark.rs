@@ -16,7 +16,6 @@
 
 use crate::node_pages::NodePages;
 use crate::statistics::Watermarks;
-use core::sync::atomic::Ordering::Relaxed;
 use neap_base::Platform;
 
 /// The shortage of a node.
@@ -41,8 +40,7 @@ impl<P: Platform> NodePages<P> {
         // The first node has the whole budget at first, and gives it up as other nodes need some.
         let first = self.node(0);
         let Some(budget) = first.arena.budget() else { return Shortage::default() };
-        first.arena.charge_tables();
-        let (mut left, mut room) = (i64::from(budget) / self.nodes() as i64, first.arena.reserve.load(Relaxed));
+        let (mut left, mut room) = (i64::from(budget) / self.nodes() as i64, first.arena.reserve());
         let mut sum = Watermarks::default();
         for at in 0..self.nodes() {
             let pages = self.node(at);

@@ -100,15 +100,11 @@ impl Inner {
     /// Whether `pages` more may be handed out. If this node's part of the budget is too small,
     /// draws pages from the reserve.
     pub(crate) fn fits(&mut self, pages: u32, arena: &Arena) -> bool {
-        if self.budget != UNLIMITED {
-            arena.charge_tables();
-        }
         // The tables grew, or the budget was cut below the use. This node gives up what the reserve
-        // lacks. No page is handed out until the reserve lacks nothing. Relaxed: a count that
-        // publishes no other data.
-        let lacking = -arena.reserve.load(Relaxed);
+        // lacks. No page is handed out until the reserve lacks nothing.
+        let lacking = arena.lacking();
         if lacking > 0 {
-            self.give_up_room(&arena.reserve, u32::try_from(lacking).unwrap_or(u32::MAX));
+            self.give_up_room(&arena.reserve, lacking);
         }
         let missing = pages.saturating_sub(self.room());
         if missing == 0 {
@@ -353,8 +349,8 @@ impl Zone {
 
     /// Resident pages beyond the budget when pages were last taken or released.
     pub(crate) fn beyond(&self) -> u32 {
-        // Relaxed: it publishes no other data. A thread that took pages stored it itself, or a
-        // thread that changed the pages later.
+        // Relaxed: it publishes no other data. A thread that takes pages stores the number under
+        // the lock, so it reads its own or a later one.
         self.beyond.load(Relaxed)
     }
 

@@ -80,7 +80,7 @@ grep -q '^oom_kill 0' $g/full/memory.events";
 /// A lower `memory.high` takes memory that a program keeps free, and then `memory.max` can follow.
 const CONTAINER_SHRINKS: &str = "\
 g=/sys/fs/cgroup; mkdir $g/less; echo 400M >$g/less/memory.max
-(echo 0 >$g/less/cgroup.procs; NEAP=limit:auto LD_PRELOAD=$PRELOAD exec /programs/container keep 300 94 /tmp/keeps) & test=$!
+(echo 0 >$g/less/cgroup.procs; NEAP=limit:auto LD_PRELOAD=$PRELOAD exec /programs/container keep 300 80 94 /tmp/keeps) & test=$!
 until grep -q keeps /tmp/keeps 2>/dev/null; do sleep 0.2; kill -0 $test || exit 1; done
 echo 100M >$g/less/memory.high
 wait $test || exit 1

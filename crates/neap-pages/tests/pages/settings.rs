@@ -93,6 +93,25 @@ fn memory_beyond_a_cut_budget_is_released() {
     }
 }
 
+/// A release takes 2 MiB at least, so at most as much less stays.
+#[test]
+fn free_memory_that_fits_a_cut_budget_stays() {
+    for nodes in [ONE, TWO] {
+        let machine = machine_with(nodes);
+        let pages = NodePages::open(&machine, &shape(Some(30_000))).unwrap();
+        let mut held = fill(&machine, &pages, nodes.len());
+        held.drain(500..).for_each(|pfn| pages.free_block(&machine, pfn, Order(0)));
+        pages.change(&budget_only(Some(20_000)));
+        pages.shed(&machine, &|| false);
+        // The next allocation sheds as well.
+        held.push(pages.allocate_block(&machine, Order(0)).unwrap().pfn);
+        let numbers = pages.statistics();
+        let resident = numbers.used + numbers.backed_free + numbers.table_pages;
+        assert!((20_000 - 1024..=20_000).contains(&resident), "{resident} pages: {numbers:?}");
+        end(&machine, &pages, held);
+    }
+}
+
 #[test]
 fn budget_can_be_set_and_lifted_while_memory_is_in_use() {
     for nodes in [ONE, TWO] {
