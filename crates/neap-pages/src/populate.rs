@@ -400,6 +400,21 @@ mod tests {
         o.pages.verify().unwrap();
     }
 
+    /// With room for one huge page, one thread at a time populates.
+    #[test]
+    fn pages_in_population_take_the_room_of_a_budget() {
+        let machine = Virtual::new(4096, 1);
+        let o = Opened::new(&machine, &Shape { huge: true, ..shape(Some(1 << 20)) }).unwrap();
+        while o.pages.statistics().populated == 0 {
+            o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap();
+        }
+        let mut inner = o.pages.zone.lock();
+        let room = inner.resident_room();
+        inner.population.busy += HUGE.pages();
+        assert_eq!(inner.resident_room(), room - HUGE.pages());
+        inner.population.busy -= HUGE.pages();
+    }
+
     /// A program that grows by a slab now and then reuses the parts of a huge page that ticks
     /// released.
     #[test]

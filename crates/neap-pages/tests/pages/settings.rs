@@ -93,6 +93,19 @@ fn memory_beyond_a_cut_budget_is_released() {
     }
 }
 
+#[test]
+fn an_allocation_that_fails_releases_what_is_beyond_the_budget() {
+    let machine = machine_with(ONE);
+    let pages = NodePages::open(&machine, &shape(Some(3000))).unwrap();
+    let mut held = fill(&machine, &pages, 1);
+    held.drain(500..).for_each(|pfn| pages.free_block(&machine, pfn, Order(0)));
+    pages.change(&budget_only(Some(1000)));
+    assert!(pages.allocate_run(&machine, 900, 1).is_err());
+    let numbers = pages.statistics();
+    assert!(numbers.used + numbers.backed_free + numbers.table_pages <= 1000, "{numbers:?}");
+    end(&machine, &pages, held);
+}
+
 /// A release takes 2 MiB at least, so at most as much less stays.
 #[test]
 fn free_memory_that_fits_a_cut_budget_stays() {
