@@ -116,8 +116,8 @@ int main(int count, char **arguments) {
     }
     limit = atol(arguments[1]) * MIB;
     const char *options = getenv("NEAP");
-    /* A node that gives its part of the limit to another one does not release in the same moment. */
-    long slack = options != NULL && strstr(options, "nodes:") != NULL ? 20 : 4;
+    /* With nodes, 3 of 72 runs kept 4 to 8 MiB beyond the limit; the cause is not known. */
+    long slack = options != NULL && strstr(options, "nodes:") != NULL ? 8 : 4;
     most = resident() + limit + slack * MIB;
     static const size_t orders[][5] = {
         {64, 1000, 20000, 300000, 16},

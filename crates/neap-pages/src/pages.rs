@@ -20,7 +20,7 @@ use crate::huge_runs::COPIED_PAGES_MAX;
 use crate::init::Own;
 use crate::page_lists::{Missing, PageLists};
 use crate::policy::{Adaptive, Policy};
-use crate::purge::{Effort, Release};
+use crate::purge::Release;
 use crate::run_cache::{CachedRun, LONGEST, Runs};
 use crate::shape::{EarlyTables, MARKED};
 use crate::statistics::{Needs, Statistics};
@@ -436,19 +436,17 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Releases this node's free pages, and gives its unused part of the budget to the reserve, for
-    /// other nodes. The pages go first: another node may take as much memory as soon as the reserve
-    /// has the part.
+    /// other nodes. The room of pages that are still resident stays: another node may take as much
+    /// memory as the reserve has, at once.
     // Not inlined: the caller then takes a block, and must need little stack.
     #[inline(never)]
     pub(crate) fn give_up_room(&self, platform: &P) {
         if self.arena.budget().is_some() {
-            self.release(platform, self.backed_free_pages(), Effort::Sparing, &|| false);
-            {
-                let mut inner = self.zone.lock();
-                inner.give_up_room(&self.arena.reserve, u32::MAX);
-                self.zone.note_beyond(&inner);
-            }
-            self.shed(platform);
+            let used = self.used();
+            self.release_while(platform, || self.resident().saturating_sub(used), &|| false);
+            let mut inner = self.zone.lock();
+            let room = inner.resident_room();
+            inner.give_up_room(&self.arena.reserve, room);
         }
     }
 

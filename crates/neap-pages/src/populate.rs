@@ -415,6 +415,30 @@ mod tests {
         inner.population.busy -= HUGE.pages();
     }
 
+    /// A thread that passed the budget while another thread populates waits for the populated
+    /// pages, and releases them.
+    #[test]
+    fn sheds_wait_for_pages_in_population() {
+        let machine = Virtual::new(4096, 1);
+        let o = Opened::new(&machine, &shape(Some(1024))).unwrap();
+        o.pages.allocate_run(&machine, 1000, 1).unwrap();
+        let populate = |pages| {
+            let mut inner = o.pages.zone.lock();
+            inner.population.busy = pages;
+            o.pages.zone.note_beyond(&inner);
+        };
+        populate(HUGE.pages());
+        let looks = AtomicU32::new(0);
+        let stop = || {
+            if looks.fetch_add(1, Relaxed) == 9 {
+                populate(0);
+            }
+            false
+        };
+        o.pages.shed_until(&machine, &stop);
+        assert_eq!((looks.load(Relaxed), o.pages.zone.beyond()), (10, 0));
+    }
+
     /// A program that grows by a slab now and then reuses the parts of a huge page that ticks
     /// released.
     #[test]

@@ -203,17 +203,27 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// As [`Pages::shed`]. Stops when `stop` returns true.
     pub(crate) fn shed_until(&self, platform: &P, stop: &dyn Fn() -> bool) {
+        self.release_while(platform, || self.zone.beyond(), stop);
+    }
+
+    /// Releases about as many free pages as `excess` returns, again and again until it returns 0 or
+    /// nothing goes. Waits for pages that other threads release or populate, for some tenths of a
+    /// second at most.
+    pub(crate) fn release_while(&self, platform: &P, excess: impl Fn() -> u32, stop: &dyn Fn() -> bool) {
         let mut polls = 0;
-        while self.zone.beyond() > 0 && polls < TURN_POLLS_MAX && !stop() {
+        while let pages @ 1.. = excess()
+            && polls < TURN_POLLS_MAX
+            && !stop()
+        {
             // One call may release fewer pages: it leaves blocks that have more backed pages than
             // it still wants.
-            match self.try_release(platform, self.zone.beyond(), Effort::Sparing, stop) {
-                Some(Report { released: 0, .. }) => break,
-                Some(_) => {}
-                None => {
-                    wait(platform, polls);
-                    polls += 1;
-                }
+            let released = self.try_release(platform, pages, Effort::Sparing, stop).map(|report| report.released);
+            if released == Some(0) && self.zone.lock().moving() == 0 {
+                break;
+            }
+            if matches!(released, None | Some(0)) {
+                wait(platform, polls);
+                polls += 1;
             }
         }
     }

@@ -68,10 +68,14 @@ impl Inner {
         (self.buddy.managed - self.buddy.free - self.releasing).wrapping_sub(self.holes as u32)
     }
 
-    /// Resident pages, used and free. Includes those that a thread is releasing or populating.
+    /// Resident pages, used and free. Includes those that threads are releasing or populating.
     pub(crate) fn resident(&self) -> u32 {
-        let moving = self.buddy.backed_detached + self.population.busy;
-        self.used().wrapping_add(self.buddy.backed_free).wrapping_add(moving)
+        self.used().wrapping_add(self.buddy.backed_free).wrapping_add(self.moving())
+    }
+
+    /// Pages with memory that threads are releasing, and pages that threads are populating.
+    pub(crate) fn moving(&self) -> u32 {
+        self.buddy.backed_detached + self.population.busy
     }
 
     /// Returns the number of backed pages that were free during the last [`INTERVALS`] intervals,

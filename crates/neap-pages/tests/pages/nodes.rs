@@ -399,6 +399,25 @@ fn a_run_grows_by_what_other_nodes_do_not_use_of_the_budget() {
     o.pages.verify().unwrap();
 }
 
+/// Freed pages that the system does not take back stay resident, so their part of the budget stays
+/// with their node.
+#[test]
+fn other_nodes_do_not_get_the_room_of_resident_pages() {
+    let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]);
+    let o = Nodes::new(&machine, &shape(Some(10_000)));
+    let hog = o.take_run(1, 8000).unwrap();
+    o.give(1, hog);
+    machine.fail(Call::Release, 0, usize::MAX);
+    let mut runs = Vec::new();
+    while let Ok(run) = o.take_run(0, 100) {
+        runs.push(run);
+    }
+    assert!(o.pages.resident() <= 10_000, "{} pages are resident", o.pages.resident());
+    machine.fail(Call::Release, 0, 0);
+    runs.into_iter().for_each(|run| o.give(0, run));
+    o.pages.verify().unwrap();
+}
+
 /// If the maps with a bit per chunk fill whole pages, the next chunks have a part of another page.
 #[test]
 fn the_last_chunks_of_an_arena_have_their_places_in_the_maps() {
