@@ -260,7 +260,7 @@ impl Group {
         let room = |usage: u64| usage.checked_add(bytes).filter(|&sum| sum <= most.min(COUNTABLE));
         // SeqCst: as in `is_waited_for`. The transfer of the memory that the bytes stand for has
         // its own ordering.
-        let Ok(before) = self.counters.usage.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room) else {
+        let Ok(before) = self.counters.usage.try_update(Ordering::SeqCst, Ordering::SeqCst, room) else {
             return false;
         };
         if before + bytes > self.counters.peak.load(Ordering::Relaxed) {

@@ -209,7 +209,7 @@ impl Stocks {
         let change = |word: u64| ((word ^ tag).wrapping_sub(low) <= span).then(|| word.wrapping_add(delta));
         // Relaxed, as are sequences: the word publishes no other data. The transfer of the memory
         // for which the bytes are charged has its own ordering.
-        self.line(cpu)[place].fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok()
+        self.line(cpu)[place].try_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok()
     }
 
     /// Takes bytes from a payer's stock on this CPU. Returns false if the stock has too few.

@@ -101,7 +101,7 @@ impl<P: Platform> NodePages<P> {
     /// Gives the first node all of the budget that no node has, as at the start.
     fn give_first_the_reserve(&self) {
         let (mut inner, reserve) = (self.node(0).zone.lock(), &self.node(0).arena.reserve);
-        let drawn = reserve.fetch_update(Relaxed, Relaxed, |left| (left > 0).then_some(0));
+        let drawn = reserve.try_update(Relaxed, Relaxed, |left| (left > 0).then_some(0));
         // The sum is at most the whole budget, which is less than `UNLIMITED`.
         inner.budget += drawn.map_or(0, |left| left as u32);
     }

@@ -173,7 +173,7 @@ impl Arena {
     /// Counts one more run with huge pages. Returns `false` at the limit.
     fn count_huge_run(&self) -> bool {
         let count = &self.huge_runs.count;
-        count.fetch_update(Relaxed, Relaxed, |count| (count < RUNS_MAX).then_some(count + 1)).is_ok()
+        count.try_update(Relaxed, Relaxed, |count| (count < RUNS_MAX).then_some(count + 1)).is_ok()
     }
 
     /// Whether a page is in a part of a run in which huge pages are allowed.

@@ -119,7 +119,7 @@ impl Inner {
         // publishes no other data.
         let missing = i64::from(missing);
         let drawn = |left: i64| missing + ((left - missing) / 4).min(AHEAD_PAGES_MAX);
-        let before = arena.reserve.fetch_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
+        let before = arena.reserve.try_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
         // The sum is at most the whole budget, which is less than `UNLIMITED`.
         self.budget += before.map_or(0, |left| drawn(left) as u32);
         before.is_ok()

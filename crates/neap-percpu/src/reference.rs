@@ -141,11 +141,17 @@ impl<W: Counts> Count<W> {
             return false;
         }
         // If the count is killed meanwhile, a reference can be taken as long as one is left.
-        let one_more = |count| if count == 0 { None } else { Some(count + 1) };
         // Acquire pairs with the Release in `revive`: the count may have been revived since the
         // check above. The data of a count that was never revived was visible to any thread that
         // could name the count.
-        self.shared.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more).is_ok()
+        let mut count = self.shared.load(Ordering::Relaxed);
+        while count != 0 {
+            match self.shared.compare_exchange_weak(count, count + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => count = now,
+            }
+        }
+        false
     }
 
     /// Puts a reference; returns whether it was the last. Exactly one put returns `true`.

@@ -66,7 +66,7 @@ impl<P> Shared<P> {
 
     fn fence_fails(&self) -> bool {
         self.fences.fetch_add(1, Relaxed);
-        let count = |counter: &AtomicUsize| counter.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
+        let count = |counter: &AtomicUsize| counter.try_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
         !count(&self.good_fences) && count(&self.failing_fences)
     }
 }

@@ -278,7 +278,7 @@ impl Virtual {
         let call = call as usize;
         self.made[call].fetch_add(1, Ordering::Relaxed);
         let less =
-            |counter: &AtomicUsize| counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+            |counter: &AtomicUsize| counter.try_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
         if self.failures[call].load(Ordering::Relaxed) == 0 || less(&self.countdown[call]).is_ok() {
             return Ok(());
         }

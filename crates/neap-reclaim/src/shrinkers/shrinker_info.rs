@@ -97,7 +97,7 @@ impl InfoUnit {
             };
             Some(tag(generation) << NUMBER_BITS | before.saturating_add(objects).min(NUMBER))
         };
-        self.counter(index).fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+        self.counter(index).try_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     fn counter(&self, index: u32) -> &AtomicU64 {

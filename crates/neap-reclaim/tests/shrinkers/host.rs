@@ -91,7 +91,7 @@ fn layout(bytes: usize) -> Layout {
 impl<P: Platform> Host for On<'_, P> {
     fn memory(&self, _: &Inside<'_>, bytes: usize) -> Option<NonNull<u8>> {
         let left = |left: usize| if left == usize::MAX { Some(left) } else { left.checked_sub(1) };
-        self.0.left.fetch_update(Relaxed, Relaxed, left).ok()?;
+        self.0.left.try_update(Relaxed, Relaxed, left).ok()?;
         self.0.bytes.fetch_add(bytes, Relaxed);
         // SAFETY: the layout has a size, since no caller requests 0 bytes.
         NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })

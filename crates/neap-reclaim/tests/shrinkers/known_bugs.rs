@@ -99,7 +99,7 @@ struct Until(AtomicU32);
 
 impl Caller for Until {
     fn began(&self, _: ShrinkerId, _: bool) -> bool {
-        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
+        self.0.try_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 }
 

@@ -87,7 +87,7 @@ unsafe extern "C" fn scan(of: *mut c_void, asked: *mut Asked) -> u64 {
     let objects = cache.of(asked);
     host.lose_cpu();
     let most = asked.to_scan as u32;
-    let before = objects.fetch_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(most))).unwrap_or(0);
+    let before = objects.try_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(most))).unwrap_or(0);
     cache.freed.fetch_add(before.min(most).into(), Relaxed);
     cache.late.fetch_add(u64::from(cache.alive.load(Relaxed) != 1), Relaxed);
     if before == 0 { STOP } else { before.min(most).into() }

@@ -287,7 +287,7 @@ unsafe extern "C" fn scan_shared(data: *mut c_void, asked: *mut Asked) -> u64 {
     // call's.
     let (shared, asked) = unsafe { (&*data.cast::<Shared>(), &mut *asked) };
     let objects = &shared.0[key(asked).0];
-    let before = objects.fetch_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(asked.to_scan)));
+    let before = objects.try_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(asked.to_scan)));
     before.map_or(0, |before| before.min(asked.to_scan))
 }
 

@@ -272,7 +272,7 @@ impl<P: Platform> Core<P> {
         } else {
             // The smallest of several needs, since the room may suffice for that alone.
             let smallest = |wanted: u64| Some(if wanted == 0 { need } else { wanted.min(need) });
-            let _ = self.following.wanted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, smallest);
+            let _ = self.following.wanted.try_update(Ordering::Relaxed, Ordering::Relaxed, smallest);
             self.objects.helper.ask(if self.settings.refuses() { REFUSAL_LOOK_WAIT_NS } else { LOOK_WAIT_NS });
         }
         let limit = self.settings.limit();

@@ -69,7 +69,7 @@ unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
 unsafe extern "C" fn scan(data: *mut c_void, _: *mut Asked) -> u64 {
     // SAFETY: registered with a cache that outlives the shrinker.
     let cache = unsafe { &*data.cast::<Cache>() };
-    let taken = cache.objects.fetch_update(Relaxed, Relaxed, |objects| objects.checked_sub(1)).is_ok();
+    let taken = cache.objects.try_update(Relaxed, Relaxed, |objects| objects.checked_sub(1)).is_ok();
     if taken {
         cache.mm.groups().unwrap().uncharge(cache.payer, OBJECT);
     }
