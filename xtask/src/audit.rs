@@ -6,11 +6,11 @@
 //! | licences, sources, duplicates and wildcards, by `deny.toml` | cargo-deny |
 //! | known security holes | cargo-deny, with RustSec's list |
 //! | the version against changes of public interfaces | cargo-semver-checks |
-//! | `rust-version` | that compiler |
+//! | `rust-version` | that compiler (compilers.rs) |
 //!
 //! The tools are installed into `target/tools` when they are missing. A check that cannot be made
-//! here is skipped with its reason: without network that of security holes, and all checks of a
-//! tool or a compiler that is missing.
+//! here is skipped with its reason. Without cargo-deny, or where RustSec's list is asked for and
+//! cannot be had, the whole command counts as skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,8 +19,7 @@ use anyhow::Result;
 
 use crate::process::{capture, cargo, command, run, which};
 use crate::report::Report;
-use crate::source_rules::tidy;
-use crate::{Skipped, layout};
+use crate::{Skipped, compilers, layout};
 
 /// Crates whose public interfaces other programs use.
 const PUBLIC: &[&str] = &["neap", "neap-pressure"];
@@ -39,31 +38,34 @@ pub(crate) fn check() -> Result<()> {
 /// Runs all checks.
 ///
 /// # Errors
-/// As [`check`].
+/// [`Skipped`] if all checks passed but those of cargo-deny, or of it with RustSec's list, which is
+/// not to be had.
 pub(crate) fn full() -> Result<()> {
     checks(true)
 }
 
 fn checks(with_advisories: bool) -> Result<()> {
     let mut report = Report::default();
-    let deny = tool(DENY);
-    if let Ok(deny) = &deny {
-        crates(&mut report, deny, with_advisories);
-    }
+    let judged = match tool(DENY) {
+        Ok(deny) => crates(&mut report, &deny, with_advisories),
+        Err(error) => {
+            let rest = "the crates of other projects were not judged";
+            Err(Skipped(format!("audit: SKIPPED, {rest}: cargo-deny cannot be had: {}", last(&error))).into())
+        }
+    };
     interfaces(&mut report)?;
-    oldest_compiler(&mut report)?;
-    let judged = deny.map(drop).map_err(|error| {
-        let rest = "the crates of other projects were not judged";
-        Skipped(format!("audit: SKIPPED, {rest}: cargo-deny cannot be had: {}", last(&error))).into()
-    });
+    compilers::oldest(&mut report)?;
     if judged.is_ok() || !report.is_empty() {
         report.close("audit")?;
     }
     judged
 }
 
-/// Judges the crates of other projects.
-fn crates(report: &mut Report, deny: &Path, with_advisories: bool) {
+/// Judges the crates of other projects with cargo-deny.
+///
+/// # Errors
+/// [`Skipped`] if RustSec's list is asked for and cannot be had.
+fn crates(report: &mut Report, deny: &Path, with_advisories: bool) -> Result<()> {
     let deny = |arguments: &[&str]| {
         let mut line = command(&deny.to_string_lossy(), arguments);
         line.current_dir(layout::root());
@@ -72,17 +74,16 @@ fn crates(report: &mut Report, deny: &Path, with_advisories: bool) {
     for what in ["licenses", "sources", "bans"] {
         report.check(&format!("cargo-deny: {what}"), run(deny(&["check", "--hide-inclusion-graph", what])));
     }
-    if !with_advisories {
-        return;
+    if with_advisories {
+        let why = "no known security hole was looked for: RustSec's list cannot be had";
+        capture(deny(&["fetch", "db"])).map_err(|error| Skipped(format!("audit: SKIPPED, {why}: {}", last(&error))))?;
+        report.check("cargo-deny: advisories", run(deny(&["check", "--disable-fetch", "advisories"])));
     }
-    match capture(deny(&["fetch", "db"])) {
-        Ok(_) => report.check("cargo-deny: advisories", run(deny(&["check", "--disable-fetch", "advisories"]))),
-        Err(error) => report.skip("cargo-deny: advisories", &format!("RustSec's list cannot be had: {}", last(&error))),
-    }
+    Ok(())
 }
 
 /// The last line of an error that is not empty.
-fn last(error: &anyhow::Error) -> String {
+pub(crate) fn last(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_string()
 }
@@ -130,55 +131,37 @@ fn interfaces(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The version of Rust that the workspace promises, as its manifest states it.
-const PROMISED: &str = env!("CARGO_PKG_RUST_VERSION");
-
-/// Whether a compiler's own line, such as `rustc 1.95.0 (…)`, is of a version such as `1.95`.
-fn is_of(line: &str, version: &str) -> bool {
-    let own = line.split_whitespace().nth(1).unwrap_or_default();
-    own.strip_prefix(version).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-}
-
-/// Checks the shipped crates with the oldest compiler. If this is the compiler in use, all other
-/// checks have done so.
-fn oldest_compiler(report: &mut Report) -> Result<()> {
-    let name = "rust-version";
-    let used = layout::rustc(["--version"])?;
-    if is_of(&used, PROMISED) {
-        println!("the compiler in use is the oldest one: {used}");
-        report.check(name, Ok(()));
-        return Ok(());
-    }
-    let is_there = || capture(command("rustup", ["run", PROMISED, "rustc", "--version"]));
-    let installed = is_there().or_else(|_| {
-        run(command("rustup", ["toolchain", "install", "--profile", "minimal", PROMISED]))?;
-        is_there()
-    });
-    if let Err(error) = installed {
-        report.skip(name, &format!("a compiler of version {PROMISED} cannot be had: {}", last(&error)));
-        return Ok(());
-    }
-    let mut check = command("rustup", ["run", PROMISED, "cargo", "check", "--locked"]);
-    check.args(tidy::tested_packages().chain(["--package", "neap-cli"]));
-    for variable in ["RUSTC", "CARGO", "RUSTUP_TOOLCHAIN"] {
-        check.env_remove(variable);
-    }
-    check.env("CARGO_TARGET_DIR", layout::target().join("oldest")).current_dir(layout::root());
-    report.check(name, run(check));
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A tool that fails if its arguments begin with `word`.
+    fn failing(name: &str, word: &str) -> PathBuf {
+        let file = std::env::temp_dir().join(format!("neap-audit-{name}-{}", std::process::id()));
+        fs::write(&file, format!("#!/bin/sh\n[ \"$1\" != {word} ] || {{ echo 'no network' >&2; exit 1; }}\n")).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        file
+    }
 
     #[test]
-    fn compiler_of_another_version_is_told_apart() {
-        for line in ["rustc 1.95.0 (59807616e 2026-04-14)", "rustc 1.95"] {
-            assert!(is_of(line, "1.95"), "{line}");
-        }
-        for line in ["rustc 1.96.0", "rustc 1.950.0", "rustc 1.9.5", "1.95"] {
-            assert!(!is_of(line, "1.95"), "{line}");
-        }
+    fn list_of_advisories_that_cannot_be_had_is_no_success() {
+        let deny = failing("fetch", "fetch");
+        let mut report = Report::default();
+        assert!(crates(&mut report, &deny, false).is_ok(), "no list is asked for");
+        let error = crates(&mut report, &deny, true).unwrap_err();
+        assert!(error.is::<Skipped>() && error.to_string().ends_with("had: no network"), "{error}");
+        fs::remove_file(deny).unwrap();
+        report.close("made up").unwrap();
+    }
+
+    #[test]
+    fn crate_that_is_refused_is_a_failure() {
+        let deny = failing("check", "check");
+        let mut report = Report::default();
+        assert!(crates(&mut report, &deny, true).is_ok(), "the report has the failures");
+        assert!(report.close("made up").is_err());
+        fs::remove_file(deny).unwrap();
     }
 }

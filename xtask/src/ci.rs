@@ -20,8 +20,8 @@ use crate::source_rules::tidy;
 use crate::target::Target;
 use crate::test_programs::Tests;
 use crate::{
-    Skipped, arm64, audit, build, c_api, dependent, docs, fuzz, lanes, layout, models, musl, prometheus, report, smoke,
-    target, vm,
+    Skipped, arm64, audit, build, c_api, compilers, dependent, docs, fuzz, lanes, layout, models, musl, prometheus,
+    report, smoke, target, vm,
 };
 
 /// Features of the crate `neap` that are off by default.
@@ -148,6 +148,7 @@ const MORE: &[Step] = &[
         without_checks(&arguments.collect::<Vec<_>>()).map(|()| None)
     }),
     ("audit, with RustSec's list", || audit::full().map(|()| None)),
+    ("newest Rust", || compilers::newest().map(|()| None)),
     ("lab, whole", || lab(&[]).map(|()| None)),
     ("long tests", || LONG.iter().try_for_each(|line| without_checks(line)).map(|()| None)),
     ("deb", || deb::command_line(&["--test".to_string()]).map(|()| None)),
@@ -168,6 +169,15 @@ pub(crate) struct SkippedStep {
     pub(crate) reason: String,
 }
 
+/// What a run left out.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    /// Whole steps.
+    pub(crate) steps: Vec<SkippedStep>,
+    /// Steps that passed without some of their checks, each with the names of these.
+    pub(crate) parts: Vec<(&'static str, String)>,
+}
+
 /// The command.
 pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     match arguments {
@@ -182,8 +192,8 @@ fn all() -> impl Iterator<Item = &'static Step> {
     STEPS.iter().chain(MORE)
 }
 
-/// Runs the steps of `ci --full`, and returns those that were skipped.
-pub(crate) fn full() -> Result<Vec<SkippedStep>> {
+/// Runs the steps of `ci --full`, and returns what was left out.
+pub(crate) fn full() -> Result<LeftOut> {
     steps(all())
 }
 
@@ -192,12 +202,12 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     all().map(|(name, _)| *name)
 }
 
-/// Runs every step and sums up. Returns the skipped steps.
+/// Runs every step and sums up. Returns what was left out.
 ///
 /// # Errors
 /// The number of steps that failed. All steps run even then.
-fn steps<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Result<Vec<SkippedStep>> {
-    let (mut lines, mut skipped) = (Vec::new(), Vec::new());
+fn steps<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Result<LeftOut> {
+    let (mut lines, mut left) = (Vec::new(), LeftOut::default());
     let (mut passed, mut failed) = (0, 0);
     for (name, step) in steps {
         println!("\n==== {name}");
@@ -215,11 +225,14 @@ fn steps<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Result<Vec<SkippedSte
             }
             Ok(None) => {
                 passed += 1;
-                format!("{seconds:>5} s  ok       {name}, without {}", without.join(", "))
+                let without = without.join(", ");
+                let line = format!("{seconds:>5} s  ok       {name}, without {without}");
+                left.parts.push((name, without));
+                line
             }
             Ok(Some(reason)) => {
                 let line = format!("{seconds:>5} s  skipped  {name}: {reason}");
-                skipped.push(SkippedStep { name, reason });
+                left.steps.push(SkippedStep { name, reason });
                 line
             }
             Err(error) => {
@@ -233,11 +246,11 @@ fn steps<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Result<Vec<SkippedSte
     for line in &lines {
         println!("{line}");
     }
-    println!("ci: {passed} passed, {failed} failed, {} skipped", skipped.len());
+    println!("ci: {passed} passed, {failed} failed, {} skipped", left.steps.len());
     if failed > 0 {
-        bail!("{failed} of {} steps failed", passed + failed + skipped.len());
+        bail!("{failed} of {} steps failed", passed + failed + left.steps.len());
     }
-    Ok(skipped)
+    Ok(left)
 }
 
 #[cfg(test)]
@@ -245,14 +258,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn skipped_steps_are_returned_with_their_reasons() {
+    fn skipped_steps_and_checks_are_returned_with_their_reasons() {
         const MADE_UP: &[Step] = &[
             ("passes", || Ok(None)),
             ("says why", || Ok(Some("no tool".to_string()))),
             ("cannot run", || Err(Skipped("no root".to_string()).into())),
+            ("in part", || {
+                let mut report = Report::default();
+                report.check("one", Ok(()));
+                report.skip("another", "no kernel");
+                report.close("in part").map(|()| None)
+            }),
         ];
         let skipped = |name, reason: &str| SkippedStep { name, reason: reason.to_string() };
-        assert_eq!(steps(MADE_UP).unwrap(), [skipped("says why", "no tool"), skipped("cannot run", "no root")]);
+        let left = steps(MADE_UP).unwrap();
+        assert_eq!(left.steps, [skipped("says why", "no tool"), skipped("cannot run", "no root")]);
+        let parts: Vec<_> = left.parts.iter().filter(|(name, _)| *name == "in part").collect();
+        assert!(parts.len() == 1 && parts[0].1.contains("another"), "{parts:?}");
         const FAILS: &[Step] = &[("fails", || bail!("it is broken")), ("passes", || Ok(None))];
         assert_eq!(steps(FAILS).unwrap_err().to_string(), "1 of 2 steps failed");
     }

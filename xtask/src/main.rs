@@ -12,6 +12,7 @@ mod audit;
 mod build;
 mod c_api;
 mod ci;
+mod compilers;
 mod contained;
 mod dependent;
 mod docs;
@@ -74,6 +75,7 @@ usage: cargo xtask COMMAND [arguments]
   prometheus                  Prometheus scrapes a program under neap; the rules and the dashboard of contrib
   audit                       licences, sources, duplicates and known holes of other projects' crates; public interfaces against
                               the last release; the oldest compiler
+  newest-rust                 unit tests of what ships with the newest stable compiler, which must not warn
   tidy                        rules about the sources that no compiler checks
   cycles                      files that import each other in a circle; `tidy` allows none
   prose                       comments that break the rules for text; `tidy` holds their number
@@ -117,6 +119,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "miri" => alone(models::miri),
         "install" => packages::install::command_line(rest),
         "audit" => alone(audit::full),
+        "newest-rust" => alone(compilers::newest),
         "container" => alone(packages::container::check),
         "deb" => packages::deb::command_line(rest),
         "release" => packages::release::command_line(rest),

@@ -10,7 +10,7 @@
 //! 3. The clone builds all files. A second clone in another folder, with another target folder,
 //!    builds them again; all bytes must be equal. `--once` leaves the second build out.
 //! 4. The checkout takes over the commit and the tag, unless it is a dry run. So a build that fails
-//!    leaves no trace in it. The last lines name the steps that did not run.
+//!    leaves no trace in it. The last lines name the steps and the checks that did not run.
 //!
 //! Nothing is signed or uploaded.
 
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::ci::{self, SkippedStep};
+use crate::ci::{self, LeftOut, SkippedStep};
 use crate::layout;
 use crate::packages::artefacts::both;
 use crate::packages::versions::{self, Version};
@@ -84,8 +84,8 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     let changed = git(&root, &["status", "--porcelain"])?;
     ensure!(changed.is_empty(), "the checkout is not clean:\n{changed}");
     ensure!(git(&root, &["tag", "--list", &tag])?.is_empty(), "there is a tag {tag} already");
-    let skipped = if wanted.unchecked { Vec::new() } else { ci::full()? };
-    allowed(&skipped, &wanted.without)?;
+    let left = if wanted.unchecked { LeftOut::default() } else { ci::full()? };
+    allowed(&left.steps, &wanted.without)?;
     let target = layout::target();
     fs::create_dir_all(&target)?;
     let target = fs::canonicalize(target)?;
@@ -120,8 +120,11 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     if wanted.unchecked {
         println!("release: no step of `ci --full` was run");
     }
-    for step in &skipped {
+    for step in &left.steps {
         println!("release: without {}: {}", step.name, step.reason);
+    }
+    for (step, checks) in &left.parts {
+        println!("release: {step} without {checks}");
     }
     for name in names(&output)? {
         println!("{:>10} {}", fs::metadata(output.join(&name))?.len(), output.join(&name).display());
