@@ -152,6 +152,7 @@ const MORE: &[Step] = &[
     ("lab, whole", || lab(&[]).map(|()| None)),
     ("long tests", || LONG.iter().try_for_each(|line| without_checks(line)).map(|()| None)),
     ("deb", || deb::command_line(&["--test".to_string()]).map(|()| None)),
+    ("deb, Ubuntu", || deb::command_line(&["--test".to_string(), deb::UBUNTU.to_string()]).map(|()| None)),
     ("deb, arm64", || deb::command_line(&["--target".into(), target::ARM64.into(), "--test".into()]).map(|()| None)),
     ("container", || container::check().map(|()| None)),
     ("old glibc", || old_glibc::check().map(|()| None)),

@@ -48,8 +48,8 @@ usage: cargo xtask COMMAND [arguments]
                               CMake into a prefix such as /usr/local; debug information into lib/debug
   uninstall, with the same arguments
                               removes the files that install wrote
-  deb [--target aarch64-unknown-linux-gnu] [--test]
-                              Debian packages in target/deb, judged by lintian; also used in a fresh root
+  deb [--target aarch64-unknown-linux-gnu] [--test [noble]]
+                              Debian packages in target/deb, judged by lintian; also used in a fresh root, perhaps of Ubuntu
   container                   the image of contrib/container, built by buildah on bases made here, and used
   release X.Y.Z [--dry-run] [--unchecked] [--without STEP]... [--once] [--target TRIPLE]...
                               `ci --full`, commit, tag and all files of a release in target/release-X.Y.Z, built twice and

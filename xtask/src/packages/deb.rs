@@ -1,11 +1,11 @@
-//! `cargo xtask deb [--target aarch64-unknown-linux-gnu] [--test]`: Debian packages, in
+//! `cargo xtask deb [--target aarch64-unknown-linux-gnu] [--test [noble]]`: Debian packages, in
 //! `target/deb`, or in `target/TARGET/deb` for another processor.
 //!
 //! debhelper makes them from `contrib/debian` and an installation. It splits debug information off
 //! by itself, into the packages `*-dbgsym`. The lists in `contrib/contents` name the files of each
 //! package, and lintian judges all. With `--test` the packages are installed, used and purged in a
-//! fresh root of the system's own release, and programs are built with them. The kernel starts the
-//! programs of a root for arm64 by `qemu-aarch64-static`.
+//! fresh root of the system's own release, or of Ubuntu 24.04 (`noble`), and programs are built
+//! with them. The kernel starts the programs of a root for arm64 by `qemu-aarch64-static`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -35,18 +35,19 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
         build::build()?;
         return run(for_target(name, &layout::host()?, &[&["deb".to_string()], rest].concat())?);
     }
-    let test = match rest {
-        [] => false,
-        [option] if option == "--test" => true,
-        _ => bail!("deb takes no argument but --target and --test"),
+    let release = match rest {
+        [] => None,
+        [option] if option == "--test" => Some(Release::own()?),
+        [option, name] if option == "--test" && name == UBUNTU => Some(Release::ubuntu()),
+        _ => bail!("deb takes no argument but --target and --test, perhaps with {UBUNTU}"),
     };
     let other = layout::other_target();
     build::build()?;
     let folder = folder(other.as_deref());
     let packages = packages(&folder, other.as_deref())?;
     lint(&folder)?;
-    if test {
-        in_fresh_root(&folder, &packages, other.as_deref())?;
+    if let Some(release) = release {
+        in_fresh_root(&folder, &packages, other.as_deref(), &release)?;
     }
     for package in packages {
         println!("{}", package.display());
@@ -171,6 +172,35 @@ fn lint(folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The release of Ubuntu on which the packages are tested.
+pub(crate) const UBUNTU: &str = "noble";
+
+/// The public key by which Ubuntu signs it, from Ubuntu's package of keys: F6EC B376 2474 EDA9 D21B
+/// 7022 8719 20D1 991B C93C.
+const UBUNTU_KEY: &str = "xtask/src/packages/ubuntu-archive-key.asc";
+
+/// A release of a distribution, of which a root is made.
+struct Release {
+    suite: String,
+    /// Options of mmdebstrap.
+    options: Vec<String>,
+}
+
+impl Release {
+    /// The system's own.
+    fn own() -> Result<Release> {
+        let text = fs::read_to_string("/etc/os-release")?;
+        let suite = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME=")).unwrap_or("stable");
+        Ok(Release { suite: suite.to_string(), options: Vec::new() })
+    }
+
+    /// Ubuntu's, whose key Debian does not have. Shells other than bash are in `universe`.
+    fn ubuntu() -> Release {
+        let key = format!("--keyring={}", layout::root().join(UBUNTU_KEY).display());
+        Release { suite: UBUNTU.to_string(), options: vec![key, "--components=main,universe".to_string()] }
+    }
+}
+
 /// The kernel's entry of the emulator for arm64.
 const ENTRY: &str = "/proc/sys/fs/binfmt_misc/qemu-aarch64";
 
@@ -213,7 +243,10 @@ fn emulate() -> Result<Emulation> {
 }
 
 /// Runs `contrib/debian/test.sh` in a new root, which is gone afterwards.
-fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>) -> Result<()> {
+///
+/// # Errors
+/// [`Skipped`] if the root cannot be made, as without a mirror.
+fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>, release: &Release) -> Result<()> {
     need("mmdebstrap", &["mmdebstrap"])?;
     let _emulation = match other {
         None => None,
@@ -241,20 +274,23 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>) -> Re
     fs::copy(layout::root().join("contrib/debian/test.sh"), &script)?;
     // If mmdebstrap does not run as root, another user reads the script.
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
-    let release = fs::read_to_string("/etc/os-release")?;
-    let suite = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME=")).unwrap_or("stable");
+    let Release { suite, options } = release;
     let stage = fs::canonicalize(stage)?;
     println!("a root of {suite}, in which {} runs", script.display());
     let mut root = command("mmdebstrap", ["--variant=apt", "--include=man-db,zsh,fish", "--format=null"]);
     if other.is_some() {
         root.arg("--architectures=arm64");
     }
-    root.args([suite, "/dev/null"]);
+    root.args(options).args([suite, "/dev/null"]);
+    root.arg(format!("--customize-hook=touch {}/made", stage.display()));
     root.arg(format!("--customize-hook=copy-in {0}/packages {0}/sources {0}/test.sh /tmp", stage.display()));
     root.arg("--customize-hook=chroot \"$1\" sh /tmp/test.sh");
     root.arg(format!("--customize-hook=copy-out /tmp/passed {}", stage.display()));
     root.stdin(Stdio::null());
-    run(root)?;
+    if let Err(error) = run(root) {
+        ensure!(stage.join("made").exists(), Skipped(format!("cannot make a root of {suite}: {error:#}")));
+        return Err(error);
+    }
     ensure!(stage.join("passed").exists(), "the test did not run to its end");
     let of = other.map_or_else(String::new, |target| format!(" for {target}"));
     println!("packages{of}: installed, used and purged in a new root of {suite}; programs built with libneap-dev ran");
@@ -264,6 +300,17 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packages_are_tested_on_known_releases_only() {
+        for line in ["--test sid", "noble", "--test noble more"] {
+            let words: Vec<String> = line.split(' ').map(str::to_string).collect();
+            let error = command_line(&words).unwrap_err().to_string();
+            assert!(error.contains("perhaps with noble"), "{line}: {error}");
+        }
+        let key = Release::ubuntu().options[0].trim_start_matches("--keyring=").to_string();
+        assert!(fs::read_to_string(&key).unwrap().starts_with("-----BEGIN PGP PUBLIC KEY BLOCK-----"), "{key}");
+    }
 
     #[test]
     fn newest_version_is_one_of_numbers() {
