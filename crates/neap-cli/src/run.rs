@@ -171,7 +171,9 @@ fn prepared(options: &RunOptions, every: Option<&str>) -> Result<Command> {
     }
     if let Some(file) = linkage::static_file(program) {
         let (program, file) = (program.to_string_lossy(), file.display());
-        bail!("cannot run `{program}`: {file} is statically linked, so nothing can be preloaded; link it dynamically");
+        bail!(
+            "cannot run `{program}`: {file} is statically linked, so nothing can be preloaded; link it dynamically, or with libneap_malloc.a"
+        );
     }
     if let Some(file) = &options.trace {
         let option = recording(file).with_context(|| format!("--trace {}", file.display()))?;

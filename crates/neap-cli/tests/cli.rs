@@ -180,6 +180,7 @@ fn run_says_that_a_static_program_cannot_be_preloaded() {
         let message = text(&output.stderr);
         assert_eq!(output.status.code(), Some(125), "{message}");
         assert!(message.contains(&format!("{} is statically linked", file.display())), "{message}");
+        assert!(message.contains("libneap_malloc.a"), "no remedy: {message}");
     }
     // The loader has no interpreter either, and preloads.
     let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
