@@ -33,6 +33,7 @@ pub(crate) enum DebugInfo {
 /// `install --prefix FOLDER [--libdir FOLDER] [--debugdir FOLDER] [--destdir FOLDER]`.
 pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     let places = Places::parse(arguments)?;
+    places.may_write()?;
     build::build()?;
     for file in install(&places, DebugInfo::Split)? {
         println!("{}", file.display());

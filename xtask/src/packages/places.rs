@@ -3,9 +3,12 @@
 //! All folders are below the prefix: the files name each other by paths from it, so a staged
 //! installation works.
 
+use core::time::Duration;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+
+use crate::process::{command, observe};
 
 /// Where an installation lies.
 #[derive(Debug)]
@@ -56,6 +59,24 @@ impl Places {
         Ok(places)
     }
 
+    /// An error if this user may not write to a folder of the installation, or to the one in which
+    /// it would be made: a build takes minutes, so this is found before.
+    pub(crate) fn may_write(&self) -> Result<()> {
+        for folder in [Path::new("bin"), &self.libdir, &self.debugdir, Path::new("include"), Path::new("share")] {
+            let place = self.on_disk(&self.prefix.join(folder));
+            let there = place.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
+            let is = |test: &str| observe(command("test", [test.as_ref(), there.as_os_str()]), Duration::from_secs(60));
+            let can = is("-d")?.success() && is("-w")?.success();
+            ensure!(
+                can,
+                "this user may not write to {}: name another --prefix, such as $HOME/.local, or install as \"A prefix\" \
+                 in docs/guide/install.md says",
+                there.display()
+            );
+        }
+        Ok(())
+    }
+
     /// An installed file's place on this disk: `path` is absolute, as the installed files know it.
     pub(crate) fn on_disk(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
@@ -76,6 +97,20 @@ mod tests {
         assert_eq!(places.libdir, Path::new("lib/x86_64-linux-gnu"));
         assert_eq!(places.on_disk(Path::new("/usr/bin/neap")), Path::new("/stage/usr/bin/neap"));
         assert_eq!(parse("--prefix /usr --libdir lib64").unwrap().libdir, Path::new("lib64"));
+    }
+
+    #[test]
+    fn folder_that_cannot_be_written_is_named() {
+        let folder = std::env::temp_dir().join(format!("neap-places-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("prefix")).unwrap();
+        let places = Places::below(&folder.join("prefix/of"));
+        places.may_write().unwrap();
+        // Where a folder is needed lies a file: that stops root, too.
+        std::fs::create_dir_all(folder.join("prefix/of/lib")).unwrap();
+        std::fs::write(folder.join("prefix/of/lib/debug"), "").unwrap();
+        let error = places.may_write().unwrap_err().to_string();
+        assert!(error.contains("prefix/of/lib/debug: name another"), "{error}");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
