@@ -5,7 +5,7 @@
 //! |---|---|
 //! | licences, sources, duplicates and wildcards, by `deny.toml` | cargo-deny |
 //! | known security holes | cargo-deny, with RustSec's list |
-//! | the version against changes of public interfaces | cargo-semver-checks |
+//! | the version against changes of the packaged crates' interfaces | cargo-semver-checks |
 //! | `rust-version` | that compiler (compilers.rs) |
 //!
 //! The tools are installed into `target/tools` when they are missing. A check that cannot be made
@@ -17,12 +17,9 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::process::{capture, cargo, command, run, which};
+use crate::process::{capture, cargo, command, last_line, run, which};
 use crate::report::Report;
-use crate::{Skipped, compilers, layout};
-
-/// Crates whose public interfaces other programs use.
-const PUBLIC: &[&str] = &["neap", "neap-pressure"];
+use crate::{Skipped, compilers, dependent, layout};
 
 /// The version of cargo-deny that is installed. A later one may read `deny.toml` in another way.
 const DENY: &str = "cargo-deny@0.20.2";
@@ -50,7 +47,7 @@ fn checks(with_advisories: bool) -> Result<()> {
         Ok(deny) => crates(&mut report, &deny, with_advisories),
         Err(error) => {
             let rest = "the crates of other projects were not judged";
-            Err(Skipped(format!("audit: SKIPPED, {rest}: cargo-deny cannot be had: {}", last(&error))).into())
+            Err(Skipped(format!("audit: SKIPPED, {rest}: cargo-deny cannot be had: {}", last_line(&error))).into())
         }
     };
     interfaces(&mut report)?;
@@ -76,16 +73,11 @@ fn crates(report: &mut Report, deny: &Path, with_advisories: bool) -> Result<()>
     }
     if with_advisories {
         let why = "no known security hole was looked for: RustSec's list cannot be had";
-        capture(deny(&["fetch", "db"])).map_err(|error| Skipped(format!("audit: SKIPPED, {why}: {}", last(&error))))?;
+        capture(deny(&["fetch", "db"]))
+            .map_err(|error| Skipped(format!("audit: SKIPPED, {why}: {}", last_line(&error))))?;
         report.check("cargo-deny: advisories", run(deny(&["check", "--disable-fetch", "advisories"])));
     }
     Ok(())
-}
-
-/// The last line of an error that is not empty.
-pub(crate) fn last(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}");
-    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_string()
 }
 
 /// A cargo tool, perhaps with `@` and a version: that on `PATH`, or one that is installed into
@@ -120,15 +112,21 @@ fn interfaces(report: &mut Report) -> Result<()> {
     let tool = match tool(name) {
         Ok(tool) => tool,
         Err(error) => {
-            report.skip(name, &format!("it cannot be had: {}", last(&error)));
+            report.skip(name, &format!("it cannot be had: {}", last_line(&error)));
             return Ok(());
         }
     };
-    let mut line = Command::new(tool);
-    line.args(["semver-checks", "--baseline-rev", tag]).current_dir(&root);
-    line.args(PUBLIC.iter().flat_map(|package| ["--package", *package]));
-    report.check(&format!("{name} against {tag}"), run(line));
+    report.check(&format!("{name} against {tag}"), run(comparison(&tool, tag)));
     Ok(())
+}
+
+/// Compares every packaged crate: programs reach types of the others through the crate `neap`, and
+/// one released `neap` runs with any later release of them in its series.
+fn comparison(tool: &Path, tag: &str) -> Command {
+    let mut line = Command::new(tool);
+    line.args(["semver-checks", "--baseline-rev", tag]).current_dir(layout::root());
+    line.args(dependent::packaged().flat_map(|package| ["--package", package]));
+    line
 }
 
 #[cfg(test)]
@@ -154,6 +152,17 @@ mod tests {
         assert!(error.is::<Skipped>() && error.to_string().ends_with("had: no network"), "{error}");
         fs::remove_file(deny).unwrap();
         report.close("made up").unwrap();
+    }
+
+    #[test]
+    fn interfaces_are_those_of_all_packaged_crates() {
+        let line = comparison(Path::new("tool"), "v1.2.3");
+        let words: Vec<&str> = line.get_args().filter_map(|word| word.to_str()).collect();
+        assert_eq!(words[..3], ["semver-checks", "--baseline-rev", "v1.2.3"]);
+        for name in ["neap", "neap-pressure", "neap-groups", "neap-os"] {
+            assert!(words.windows(2).any(|pair| pair == ["--package", name]), "{name}: {words:?}");
+        }
+        assert!(!words.contains(&"neap-malloc"), "{words:?}");
     }
 
     #[test]

@@ -9,8 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::audit::last;
-use crate::process::{capture, command, run};
+use crate::process::{capture, command, last_line, run};
 use crate::report::Report;
 use crate::source_rules::tidy;
 use crate::{Skipped, layout};
@@ -71,7 +70,7 @@ pub(crate) fn oldest(report: &mut Report) -> Result<()> {
             report.check(name, run(check));
         }
         Err(error) => {
-            report.skip(name, &format!("a compiler of version {PROMISED} cannot be had: {}", last(&error)));
+            report.skip(name, &format!("a compiler of version {PROMISED} cannot be had: {}", last_line(&error)));
         }
     }
     Ok(())
@@ -82,7 +81,8 @@ pub(crate) fn oldest(report: &mut Report) -> Result<()> {
 /// # Errors
 /// [`Skipped`] if this compiler cannot be had.
 pub(crate) fn newest() -> Result<()> {
-    let skipped = |error: &anyhow::Error| Skipped(format!("newest-rust: SKIPPED, nothing was tested: {}", last(error)));
+    let skipped =
+        |error: &anyhow::Error| Skipped(format!("newest-rust: SKIPPED, nothing was tested: {}", last_line(error)));
     // Its status is not 0 if an update can be had.
     let said = command("rustup", ["check"]).output().context("cannot start rustup").map_err(|error| skipped(&error))?;
     let said = String::from_utf8_lossy(&said.stdout).into_owned();

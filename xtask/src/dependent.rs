@@ -160,7 +160,7 @@ fn prepare() -> Result<PathBuf> {
 }
 
 /// The crates that a registry would have, which are those that a program in Rust needs.
-fn packaged() -> impl Iterator<Item = &'static str> {
+pub(crate) fn packaged() -> impl Iterator<Item = &'static str> {
     tidy::RING_0.iter().copied().filter(|name| !NOT_PACKAGED.contains(name))
 }
 

@@ -60,6 +60,12 @@ pub(crate) fn capture(mut command: Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// The last line of an error that is not empty.
+pub(crate) fn last_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_string()
+}
+
 /// The result of a program, for comparison with another run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
