@@ -38,7 +38,19 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     for file in install(&places, DebugInfo::Split)? {
         println!("{}", file.display());
     }
+    if let Some(hint) = hint(&places) {
+        println!("{hint}");
+    }
     Ok(())
+}
+
+/// How the loader finds the installed libraries; nothing for an installation that moves on.
+fn hint(places: &Places) -> Option<String> {
+    let lib = places.prefix.join(&places.libdir);
+    (places.on_disk(&lib) == lib).then(|| {
+        let lib = lib.display();
+        format!("For programs that link libneap.so, run `ldconfig` as root, or set LD_LIBRARY_PATH={lib}")
+    })
 }
 
 /// `uninstall`, with the arguments of `install`.
@@ -159,6 +171,14 @@ fn filled(template: &str, places: &Places) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_installation_in_its_place_has_a_hint_for_the_loader() {
+        let places = |line: &str| Places::parse(&line.split(' ').map(str::to_string).collect::<Vec<_>>()).unwrap();
+        let said = hint(&places("--prefix /usr/local --libdir lib64")).unwrap();
+        assert!(said.contains("`ldconfig`") && said.ends_with("=/usr/local/lib64"), "{said}");
+        assert_eq!(hint(&places("--prefix /usr --destdir /stage")), None);
+    }
 
     #[test]
     fn template_leads_from_its_folder_to_the_prefix() {
