@@ -81,7 +81,9 @@ fn packages(folder: &Path, other: Option<&str>) -> Result<Vec<PathBuf>> {
         fs::copy(entry.path(), debian.join(entry.file_name()))?;
     }
     fs::copy(layout::root().join("CHANGELOG.md"), sources.join("CHANGELOG.md"))?;
-    fs::write(sources.join("rust-crates"), crates()?)?;
+    fs::write(sources.join("rust-crates"), crates(SHIPPED)?)?;
+    fs::create_dir(sources.join("libraries"))?;
+    fs::write(sources.join("libraries/rust-crates"), crates(LIBRARIES)?)?;
     let changelog = fs::read_to_string(debian.join("changelog"))?;
     ensure!(
         changelog.starts_with(&format!("neap ({VERSION}-")),
@@ -143,21 +145,33 @@ fn newest_libc(text: &str) -> Option<(u32, u32)> {
     text.split("GLIBC_").skip(1).filter_map(version).max()
 }
 
-/// The crates of other projects whose code the command contains, with their licences.
-pub(crate) fn crates() -> Result<String> {
-    let format = ["tree", "--package", "neap-cli", "--edges", "normal", "--prefix", "none", "--format", "{p}: {l}"];
-    let mut tree = cargo(format);
+/// The crates of the libraries that a release has.
+pub(crate) const LIBRARIES: &[&str] = &["neap-malloc", "neap-mallctl", "neap-c"];
+
+/// The crates of all that a release has.
+pub(crate) const SHIPPED: &[&str] = &["neap-cli", "neap-malloc", "neap-mallctl", "neap-c"];
+
+/// The crates of other projects whose code some of ours contain, with their licences. Macros, and
+/// crates that only these need, run in the compiler and are left out.
+pub(crate) fn crates(ours: &[&str]) -> Result<String> {
+    let mut tree =
+        cargo(["tree", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}: {l}", "--no-dedupe"]);
+    tree.args(ours.iter().flat_map(|name| ["--package", name]));
     if let Some(target) = layout::other_target() {
         tree.args(["--target", &target]);
     }
-    tree.arg("--no-dedupe").current_dir(layout::root());
-    let listed = capture(tree)?;
-    // A crate of the workspace has its folder beside its version. Macros are no part of a program.
-    let other = |line: &&str| !line.is_empty() && !line.contains("(/") && !line.contains("(proc-macro)");
-    let others: BTreeSet<&str> = listed.lines().filter(other).collect();
-    let mut text = String::from("The command neap contains code of these Rust crates, under the licences named.\n\n");
+    tree.current_dir(layout::root());
+    Ok(others(&capture(tree)?))
+}
+
+/// The list for a text of `cargo tree`, whose last part of a line is the licence.
+fn others(tree: &str) -> String {
+    // A crate of the workspace has its folder beside its version.
+    let other = |line: &&str| !line.is_empty() && !line.contains("(/");
+    let others: BTreeSet<&str> = tree.lines().filter(other).collect();
+    let mut text = String::from("neap contains code of these Rust crates, under the licences named.\n\n");
     others.iter().for_each(|line| text.extend([line, "\n"]));
-    Ok(text)
+    text
 }
 
 /// Lets lintian judge all packages of a folder.
@@ -300,6 +314,17 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>, relea
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn crates_of_the_libraries_are_named_without_the_command() {
+        let text = crates(LIBRARIES).unwrap();
+        assert!(text.contains("\nrustix v1.") && text.contains("\nlibc v0."), "{text}");
+        assert!(!text.contains("\nclap v") && !text.contains("neap-os"), "{text}");
+        let text = crates(SHIPPED).unwrap();
+        assert!(text.contains("\nclap v") && !text.contains("\nsyn v"), "{text}");
+        let tree = "neap v0.1.0 (/a): MIT\nlibc v0.2.1: MIT\n\nlibc v0.2.1: MIT\n";
+        assert!(others(tree).ends_with("named.\n\nlibc v0.2.1: MIT\n"));
+    }
 
     #[test]
     fn packages_are_tested_on_known_releases_only() {

@@ -119,7 +119,7 @@ fn put_documents(installation: &mut Installation) -> Result<()> {
     for name in ["LICENSE-APACHE", "LICENSE-MIT", "CHANGELOG.md"] {
         installation.copy(&layout::root().join(name), &folder.join(name), 0o644)?;
     }
-    installation.write(&deb::crates()?, &folder.join("rust-crates"))
+    installation.write(&deb::crates(deb::SHIPPED)?, &folder.join("rust-crates"))
 }
 
 /// Installs a program or a shared library.
