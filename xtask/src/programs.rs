@@ -99,7 +99,7 @@ const MUSL: (&str, &str) = ("musl.c", "musl-gcc");
 
 /// Compiles and runs the program for musl in the modes that preload no other library. Skips it
 /// without a compiler.
-fn musl(report: &mut Report, library: &Path, scratch: &Path) {
+pub(crate) fn musl(report: &mut Report, library: &Path, scratch: &Path) {
     let (file, compiler) = MUSL;
     if which(compiler).is_none() {
         return report.skip(file, &format!("{compiler} is not installed (apt-get install musl-tools)"));

@@ -1,9 +1,10 @@
 //! The bill of materials of a release: CycloneDX 1.5 in JSON.
 //!
-//! It lists every crate that the shipped programs and libraries link, with licence, package URL and
-//! the checksum in Cargo.lock, and which crate needs which. `cargo metadata` resolves the features
-//! of the whole workspace, so an optional crate may be listed that a product does without. Macros
-//! run in the compiler and are left out. The written text is read back and judged by the library.
+//! It lists every crate that the programs and libraries of an archive link, with licence, package
+//! URL and the checksum in Cargo.lock, and which crate needs which. `cargo metadata` resolves the
+//! features of the whole workspace, so an optional crate may be listed that a product does without.
+//! Macros run in the compiler and are left out. The written text is read back and judged by the
+//! library.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,14 +24,20 @@ use cyclonedx_bom::models::property::{Properties, Property};
 use cyclonedx_bom::prelude::{Bom, SpecVersion, Validate};
 use serde_json::Value;
 
-/// The crates of which a release has programs or libraries.
-const SHIPPED: &[&str] = &["neap-cli", "neap-malloc", "neap-mallctl", "neap-c"];
-
-/// Writes the bill from the output of `cargo metadata` for `target`. `time` is that of the release,
-/// in seconds since 1970.
-pub(crate) fn write(metadata: &str, lock: &Path, target: &str, time: &str, file: &Path) -> Result<()> {
+/// Writes the bill from the output of `cargo metadata` for `target`. `shipped` names the crates of
+/// which the archive has programs or libraries. `time` is that of the release, in seconds since
+/// 1970.
+pub(crate) fn write(
+    metadata: &str,
+    lock: &Path,
+    shipped: &[&str],
+    target: &str,
+    time: &str,
+    file: &Path,
+) -> Result<()> {
+    ensure!(!shipped.is_empty(), "no crate is named");
     let lock = fs::read_to_string(lock).with_context(|| lock.display().to_string())?;
-    let bill = bill(&serde_json::from_str(metadata)?, &checksums(&lock), target, &date(time.parse()?))?;
+    let bill = bill(&serde_json::from_str(metadata)?, &checksums(&lock), shipped, target, &date(time.parse()?))?;
     let mut text = Vec::new();
     bill.output_as_json_v1_5(&mut text)?;
     let read = Bom::parse_from_json_v1_5(&text[..])?;
@@ -88,7 +95,13 @@ fn is_macro(package: &Value) -> bool {
 }
 
 /// The bill.
-fn bill(metadata: &Value, checksums: &BTreeMap<(String, String), String>, target: &str, time: &str) -> Result<Bom> {
+fn bill(
+    metadata: &Value,
+    checksums: &BTreeMap<(String, String), String>,
+    shipped: &[&str],
+    target: &str,
+    time: &str,
+) -> Result<Bom> {
     let packages: BTreeMap<&str, &Value> =
         items(metadata, "packages").map(|package| Ok((text(package, "id")?, package))).collect::<Result<_>>()?;
     let needs: BTreeMap<&str, Vec<&str>> = items(&metadata["resolve"], "nodes")
@@ -100,7 +113,7 @@ fn bill(metadata: &Value, checksums: &BTreeMap<(String, String), String>, target
         })
         .collect::<Result<_>>()?;
     let of_name = |name: &str| packages.iter().find(|(_, package)| package["name"] == name).map(|(id, _)| *id);
-    let shipped = SHIPPED.iter().map(|name| of_name(name).with_context(|| format!("there is no crate {name}")));
+    let shipped = shipped.iter().map(|name| of_name(name).with_context(|| format!("there is no crate {name}")));
     let mut waiting: Vec<&str> = shipped.collect::<Result<_>>()?;
     let mut linked = BTreeSet::new();
     while let Some(id) = waiting.pop() {
@@ -198,17 +211,25 @@ mod tests {
         let sum = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         let locked = format!("[[package]]\nname = \"linked\"\nversion = \"1.0.0\"\nchecksum = \"{sum}\"\n");
         fs::write(&lock, locked).unwrap();
-        write(&metadata, &lock, "some-target", "951782400", &file).unwrap();
-        let text = fs::read_to_string(&file).unwrap();
-        let bill: Value = serde_json::from_str(&text).unwrap();
-        let named: Vec<&str> =
-            items(&bill, "components").map(|component| component["name"].as_str().unwrap()).collect();
-        assert_eq!(named, ["linked", "neap-c", "neap-cli", "neap-mallctl", "neap-malloc", "neap"]);
+        let bill = |shipped: &[&str]| -> Result<Value> {
+            write(&metadata, &lock, shipped, "some-target", "951782400", &file)?;
+            Ok(serde_json::from_str(&fs::read_to_string(&file)?)?)
+        };
+        let named = |bill: &Value| -> Vec<String> {
+            items(bill, "components").map(|component| component["name"].as_str().unwrap().to_string()).collect()
+        };
+        assert_eq!(named(&bill(&["neap-malloc"]).unwrap()), ["linked", "neap-malloc", "neap"]);
+        assert!(bill(&[]).is_err() && bill(&["no-crate"]).is_err());
+        let bill = bill(&["neap-cli", "neap-malloc", "neap-mallctl", "neap-c"]).unwrap();
+        assert_eq!(named(&bill), ["linked", "neap-c", "neap-cli", "neap-mallctl", "neap-malloc", "neap"]);
         assert_eq!(bill["components"][0]["hashes"][0]["content"], sum);
         let of_neap = items(&bill, "dependencies").find(|entry| entry["ref"] == "neap@1.0.0").unwrap();
         assert_eq!(of_neap["dependsOn"], json!(["linked@1.0.0"]));
         assert_eq!(bill["metadata"]["timestamp"], "2000-02-29T00:00:00Z");
-        assert!(!text.contains("somewhere"), "the folder of the sources reaches the bill");
+        assert!(
+            !fs::read_to_string(&file).unwrap().contains("somewhere"),
+            "the folder of the sources reaches the bill"
+        );
         fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -16,7 +16,9 @@ const USAGE: &str = "\
 usage: neap-packing COMMAND
 
   archive FOLDER NAME SECONDS FILE   FOLDER as FILE, a .tar.gz, below NAME; all times are SECONDS since 1970
-  bill LOCK TARGET SECONDS FILE      the CycloneDX bill of materials; reads the output of `cargo metadata`
+  bill LOCK TARGET SECONDS FILE CRATE...
+                                     the CycloneDX bill of materials of the products of crates; reads the output of
+                                     `cargo metadata`
   sums FOLDER                        FOLDER/SHA256SUMS
 ";
 
@@ -25,8 +27,9 @@ fn dispatch(arguments: &[&str]) -> Result<()> {
         ["archive", folder, name, seconds, file] => {
             archive::write(Path::new(folder), name, seconds.parse()?, Path::new(file))
         }
-        ["bill", lock, target, seconds, file] => {
-            bill::write(&std::io::read_to_string(std::io::stdin())?, Path::new(lock), target, seconds, Path::new(file))
+        ["bill", lock, target, seconds, file, shipped @ ..] => {
+            let metadata = std::io::read_to_string(std::io::stdin())?;
+            bill::write(&metadata, Path::new(lock), shipped, target, seconds, Path::new(file))
         }
         ["sums", folder] => sums::write(Path::new(folder)),
         _ => bail!("{USAGE}"),

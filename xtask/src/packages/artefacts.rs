@@ -2,9 +2,10 @@
 //! tree.
 //!
 //! For each target: an archive of the files that `install` writes below /usr/local, an archive of
-//! their debug information, a bill of materials and the Debian packages. Once: the packages of
-//! crates and `SHA256SUMS`. The crate `neap-packing` writes archives and lists. Without `--target`
-//! the targets are this machine's and arm64.
+//! their debug information, a bill of materials and the Debian packages. For musl, the archive has
+//! the preload library and `neap.h` alone, and there are no packages. Once: the packages of crates
+//! and `SHA256SUMS`. The crate `neap-packing` writes archives and lists. Without `--target` the
+//! targets are this machine's, arm64, and musl on x86-64.
 //!
 //! `SOURCE_DATE_EPOCH` is the time in all of these files. `cargo xtask release` sets it, and has
 //! the compiler replace the folders of this machine.
@@ -17,14 +18,19 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::packages::contents;
 use crate::packages::deb;
-use crate::packages::install::VERSION;
+use crate::packages::install::{self, VERSION};
 use crate::packages::install_check;
+use crate::packages::places::Places;
 use crate::process::{capture, cargo, command, need, run};
-use crate::target::{ARM64, Target, for_target, standard_library};
-use crate::{build, dependent, layout};
+use crate::report::Report;
+use crate::target::{ARM64, MUSL, Target, for_target, standard_library};
+use crate::{build, dependent, layout, programs};
 
 /// Where the archive's files lie if it is unpacked in the root.
 const PREFIX: &str = "/usr/local";
+
+/// The crates of which an archive has programs or libraries.
+const SHIPPED: &[&str] = &["neap-cli", "neap-malloc", "neap-mallctl", "neap-c"];
 
 /// Reads the arguments, and writes all files.
 pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
@@ -39,15 +45,17 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     let to = to.context("--to FOLDER is needed")?;
     let host = layout::host()?;
     if targets.is_empty() {
-        targets = both()?;
+        targets = all()?;
     }
     if to.exists() {
         fs::remove_dir_all(&to)?;
     }
     fs::create_dir_all(&to)?;
     let seconds = seconds()?;
-    // Also for another target: the host's command writes the man pages.
-    build::build()?;
+    // Also for another processor: the host's command writes the man pages.
+    if targets.iter().any(|target| target != MUSL) {
+        build::build()?;
+    }
     for target in &targets {
         if *target != host {
             standard_library(target)?;
@@ -55,8 +63,14 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
         if target == ARM64 {
             need(&Target::Arm64.tool("gcc"), &["gcc-aarch64-linux-gnu"])?;
         }
+        if target == MUSL {
+            need(&Target::Musl.tool("gcc"), &["musl-tools"])?;
+        }
         println!("artefacts: archives for {target}");
         archives(target, &host, &seconds, &to).with_context(|| target.clone())?;
+        if target == MUSL {
+            continue;
+        }
         println!("artefacts: Debian packages for {target}");
         run(for_target(target, &host, &["deb"])?)?;
         copy(&deb::folder((*target != host).then_some(target)), "deb", &to)?;
@@ -68,12 +82,11 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
 }
 
 /// The targets of a release.
-pub(crate) fn both() -> Result<Vec<String>> {
-    let mut targets = vec![layout::host()?];
-    if targets[0] != ARM64 {
-        targets.push(ARM64.to_string());
-    }
-    Ok(targets)
+pub(crate) fn all() -> Result<Vec<String>> {
+    let host = layout::host()?;
+    // Debian's musl-gcc builds for its own processor.
+    let others = if host == ARM64 { &[][..] } else { &[ARM64, MUSL][..] };
+    Ok([host].into_iter().chain(others.iter().map(|target| target.to_string())).collect())
 }
 
 /// The time of the release, in seconds since 1970.
@@ -99,19 +112,25 @@ fn archives(target: &str, host: &str, seconds: &str, to: &Path) -> Result<()> {
     if stage.exists() {
         fs::remove_dir_all(&stage)?;
     }
-    let mut install = for_target(target, host, &["install", "--prefix", PREFIX, "--destdir"])?;
-    install.arg(&stage).stdout(Stdio::null());
-    run(install)?;
+    if target == MUSL {
+        run(Target::Musl.cargo_of_library()?)?;
+        install::library_for_musl(&Places::staged(Path::new(PREFIX), &stage))?;
+    } else {
+        let mut install = for_target(target, host, &["install", "--prefix", PREFIX, "--destdir"])?;
+        install.arg(&stage).stdout(Stdio::null());
+        run(install)?;
+    }
     let name = format!("neap-{VERSION}-{}", short(target));
     let installed = stage.join(PREFIX.trim_start_matches('/'));
     let debug = stage.join("debug");
     fs::create_dir_all(debug.join("lib"))?;
     fs::rename(installed.join("lib/debug"), debug.join("lib/debug"))?;
-    for (folder, list) in [(&installed, "archive"), (&debug, "archive-debug")] {
-        let file = to.join(format!("{name}{}.tar.gz", list.trim_start_matches("archive")));
+    let part = if target == MUSL { "-musl" } else { "" };
+    for (folder, kind) in [(&installed, ""), (&debug, "-debug")] {
+        let file = to.join(format!("{name}{kind}.tar.gz"));
         packing(&["archive", &folder.to_string_lossy(), &name, seconds, &file.to_string_lossy()], None)?;
         let listing = capture(command("tar", ["-tvzf", &file.to_string_lossy()]))?;
-        contents::check(&listing, list, &format!("{name}/"), "lib")?;
+        contents::check(&listing, &format!("archive{part}{kind}"), &format!("{name}/"), "lib")?;
     }
     let prefix = unpacked(&to.join(format!("{name}.tar.gz")), &stage.join("unpacked"), &name)?;
     if target == host {
@@ -121,13 +140,19 @@ fn archives(target: &str, host: &str, seconds: &str, to: &Path) -> Result<()> {
         neap.arg("--version");
         let said = capture(neap)?;
         ensure!(said.trim() == format!("neap {VERSION}"), "`neap --version` says {said}");
+    } else if target == MUSL {
+        let mut report = Report::default();
+        programs::musl(&mut report, &prefix.join("lib/libneap_malloc.so"), &stage);
+        report.close("the archive for musl")?;
     } else {
         println!("artefacts: the command for {target} was not run");
     }
     let mut metadata = cargo(["metadata", "--format-version", "1", "--locked", "--filter-platform", target]);
     metadata.current_dir(layout::root());
     let (lock, bill) = (layout::root().join("Cargo.lock"), to.join(format!("{name}.cdx.json")));
-    packing(&["bill", &lock.to_string_lossy(), target, seconds, &bill.to_string_lossy()], Some(capture(metadata)?))
+    let shipped: &[&str] = if target == MUSL { &["neap-malloc"] } else { SHIPPED };
+    let inputs = ["bill", &lock.to_string_lossy(), target, seconds, &bill.to_string_lossy()];
+    packing(&[&inputs, shipped].concat(), Some(capture(metadata)?))
 }
 
 /// Unpacks an archive with the system's tar, and returns its prefix.

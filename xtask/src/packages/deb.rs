@@ -81,9 +81,9 @@ fn packages(folder: &Path, other: Option<&str>) -> Result<Vec<PathBuf>> {
         fs::copy(entry.path(), debian.join(entry.file_name()))?;
     }
     fs::copy(layout::root().join("CHANGELOG.md"), sources.join("CHANGELOG.md"))?;
-    fs::write(sources.join("rust-crates"), crates(SHIPPED)?)?;
+    fs::write(sources.join("rust-crates"), crates(SHIPPED, other)?)?;
     fs::create_dir(sources.join("libraries"))?;
-    fs::write(sources.join("libraries/rust-crates"), crates(LIBRARIES)?)?;
+    fs::write(sources.join("libraries/rust-crates"), crates(LIBRARIES, other)?)?;
     let changelog = fs::read_to_string(debian.join("changelog"))?;
     ensure!(
         changelog.starts_with(&format!("neap ({VERSION}-")),
@@ -152,13 +152,14 @@ pub(crate) const LIBRARIES: &[&str] = &["neap-malloc", "neap-mallctl", "neap-c"]
 pub(crate) const SHIPPED: &[&str] = &["neap-cli", "neap-malloc", "neap-mallctl", "neap-c"];
 
 /// The crates of other projects whose code some of ours contain, with their licences. Macros, and
-/// crates that only these need, run in the compiler and are left out.
-pub(crate) fn crates(ours: &[&str]) -> Result<String> {
+/// crates that only these need, run in the compiler and are left out. `other` is the target if it is
+/// not this machine's.
+pub(crate) fn crates(ours: &[&str], other: Option<&str>) -> Result<String> {
     let mut tree =
         cargo(["tree", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}: {l}", "--no-dedupe"]);
     tree.args(ours.iter().flat_map(|name| ["--package", name]));
-    if let Some(target) = layout::other_target() {
-        tree.args(["--target", &target]);
+    if let Some(target) = other {
+        tree.args(["--target", target]);
     }
     tree.current_dir(layout::root());
     Ok(others(&capture(tree)?))
@@ -317,10 +318,10 @@ mod tests {
 
     #[test]
     fn crates_of_the_libraries_are_named_without_the_command() {
-        let text = crates(LIBRARIES).unwrap();
+        let text = crates(LIBRARIES, None).unwrap();
         assert!(text.contains("\nrustix v1.") && text.contains("\nlibc v0."), "{text}");
         assert!(!text.contains("\nclap v") && !text.contains("neap-os"), "{text}");
-        let text = crates(SHIPPED).unwrap();
+        let text = crates(SHIPPED, None).unwrap();
         assert!(text.contains("\nclap v") && !text.contains("\nsyn v"), "{text}");
         let tree = "neap v0.1.0 (/a): MIT\nlibc v0.2.1: MIT\n\nlibc v0.2.1: MIT\n";
         assert!(others(tree).ends_with("named.\n\nlibc v0.2.1: MIT\n"));

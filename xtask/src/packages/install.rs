@@ -17,6 +17,7 @@ use crate::packages::deb;
 use crate::packages::manifest::{self, Installation, set_mode};
 use crate::packages::places::Places;
 use crate::process::{capture, command, need, run};
+use crate::target::{MUSL, Target};
 
 /// The installed version.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -71,6 +72,15 @@ pub(crate) fn install(places: &Places, debug_info: DebugInfo) -> Result<Vec<Path
     outcome.map(|()| files)
 }
 
+/// Installs the preload library for musl alone, with `neap.h` and documents.
+pub(crate) fn library_for_musl(places: &Places) -> Result<()> {
+    let mut installation = Installation::begin(places)?;
+    put_library(&mut installation, DebugInfo::Split, &Target::Musl.library(), "libneap_malloc.so", MALLOC_SONAME)?;
+    installation.copy(&layout::header(), Path::new("include/neap.h"), 0o644)?;
+    put_documents(&mut installation, &deb::crates(&["neap-malloc"], Some(MUSL))?)?;
+    installation.finish().map(|_| ())
+}
+
 /// Writes every file.
 fn put_all(installation: &mut Installation, debug_info: DebugInfo) -> Result<()> {
     let places = installation.places;
@@ -82,10 +92,7 @@ fn put_all(installation: &mut Installation, debug_info: DebugInfo) -> Result<()>
         (layout::library(), "libneap_malloc.so", MALLOC_SONAME),
         (layout::mallctl(), "libneap_mallctl.so", MALLCTL_SONAME),
     ] {
-        let file = format!("{name}.{VERSION}");
-        put_code(installation, debug_info, &from, &lib.join(&file))?;
-        installation.link(&file, &lib.join(soname))?;
-        installation.link(soname, &lib.join(name))?;
+        put_library(installation, debug_info, &from, name, soname)?;
     }
     for (archive, name) in [(archive, "libneap.a"), (layout::malloc_archive()?, "libneap_malloc.a")] {
         match debug_info {
@@ -104,7 +111,7 @@ fn put_all(installation: &mut Installation, debug_info: DebugInfo) -> Result<()>
         let text = fs::read_to_string(layout::root().join("crates/neap-c").join(format!("{template}.in")))?;
         installation.write(&filled(&text, places), &lib.join(folder).join(template))?;
     }
-    put_documents(installation)?;
+    put_documents(installation, &deb::crates(deb::SHIPPED, layout::other_target().as_deref())?)?;
     let pages = layout::target().join("pages");
     if pages.exists() {
         fs::remove_dir_all(&pages)?;
@@ -113,13 +120,28 @@ fn put_all(installation: &mut Installation, debug_info: DebugInfo) -> Result<()>
     copy_all(installation, &pages, Path::new(""))
 }
 
+/// Installs a shared library, and the links to it.
+fn put_library(
+    installation: &mut Installation,
+    debug_info: DebugInfo,
+    from: &Path,
+    name: &str,
+    soname: &str,
+) -> Result<()> {
+    let lib = installation.places.libdir.as_path();
+    let file = format!("{name}.{VERSION}");
+    put_code(installation, debug_info, from, &lib.join(&file))?;
+    installation.link(&file, &lib.join(soname))?;
+    installation.link(soname, &lib.join(name))
+}
+
 /// Installs licences, the list of changes, and the list of other projects' crates.
-fn put_documents(installation: &mut Installation) -> Result<()> {
+fn put_documents(installation: &mut Installation, crates: &str) -> Result<()> {
     let folder = Path::new("share/doc/neap");
     for name in ["LICENSE-APACHE", "LICENSE-MIT", "CHANGELOG.md"] {
         installation.copy(&layout::root().join(name), &folder.join(name), 0o644)?;
     }
-    installation.write(&deb::crates(deb::SHIPPED)?, &folder.join("rust-crates"))
+    installation.write(crates, &folder.join("rust-crates"))
 }
 
 /// Installs a program or a shared library.

@@ -29,6 +29,11 @@ impl Places {
         Places { root: "/".into(), prefix: prefix.into(), libdir: "lib".into(), debugdir: "lib/debug".into() }
     }
 
+    /// Folders below `prefix`, in another root.
+    pub(crate) fn staged(prefix: &Path, root: &Path) -> Places {
+        Places { root: root.into(), ..Places::below(prefix) }
+    }
+
     /// Reads `--prefix FOLDER [--libdir FOLDER] [--debugdir FOLDER] [--destdir FOLDER]`.
     pub(crate) fn parse(arguments: &[String]) -> Result<Places> {
         let mut places = Places::below(Path::new(""));

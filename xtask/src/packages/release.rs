@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::ci::{self, LeftOut, SkippedStep};
 use crate::layout;
-use crate::packages::artefacts::both;
+use crate::packages::artefacts::all;
 use crate::packages::versions::{self, Version};
 use crate::process::{capture, cargo, command, run};
 
@@ -97,7 +97,7 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     }
     let first = clone(&root, &work.join("neap"))?;
     commit(&first, version, &tag)?;
-    let targets = if wanted.targets.is_empty() { both()? } else { wanted.targets };
+    let targets = if wanted.targets.is_empty() { all()? } else { wanted.targets };
     let built = artefacts(&first, &work.join("target"), &work.join("artefacts"), &targets)?;
     if wanted.once {
         println!("release: built once; whether another build gives equal bytes was not checked");
