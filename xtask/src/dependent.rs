@@ -1,6 +1,7 @@
-//! `cargo xtask dependent`: each crate's package built by itself, and a Rust program outside the
-//! workspace that depends on the packaged crate, built with ordinary settings, and run: with each
-//! profile, also for musl, as a static-pie, and, under `qemu-aarch64`, for arm64.
+//! `cargo xtask dependent [--target NAME]`: each crate's package built by itself, and a Rust
+//! program outside the workspace that depends on the packaged crate, built with ordinary settings,
+//! and run: with each profile, also for musl, as a static-pie, and, under `qemu-aarch64`, for
+//! arm64. With a target, the program alone.
 //!
 //! `cargo package` makes each crate's package, with the files and the manifest that a registry
 //! would have. So a file, a version or a feature that a package lacks is found here. Cargo's own
@@ -16,7 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use crate::packages::install::VERSION;
 use crate::process::{capture, cargo, command, need};
@@ -82,12 +83,18 @@ const FEATURES: &[&[&str]] = &[&[], &["--all-features"], &["--no-default-feature
 /// Default, many object files without optimisation at link time, and debug.
 const PROFILES: &[&str] = &["release", "apart", "dev"];
 
-/// The command.
-pub(crate) fn command_alone() -> Result<()> {
+/// The command. With a target, it builds and runs the program for that target alone.
+pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     let mut report = Report::default();
-    let targets = [Target::Native, Target::Musl, Target::Arm64];
-    let builds = targets.into_iter().flat_map(|target| PROFILES.iter().map(move |profile| (target, *profile)));
-    all(&mut report, &builds.collect::<Vec<_>>())?;
+    match Target::parse(arguments)? {
+        (_, [extra, ..]) => bail!("`dependent` takes no argument but --target, and got `{extra}`"),
+        (Target::Native, []) => {
+            let targets = [Target::Native, Target::Musl, Target::Arm64];
+            let builds = targets.into_iter().flat_map(|target| PROFILES.iter().map(move |profile| (target, *profile)));
+            all(&mut report, &builds.collect::<Vec<_>>())?;
+        }
+        (target, []) => for_target(&mut report, target)?,
+    }
     report.close("dependent")
 }
 

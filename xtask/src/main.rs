@@ -69,8 +69,9 @@ usage: cargo xtask COMMAND [arguments]
   smoke [--library FILE] [NAME...]
                               real programs and tests/programs under the preload library (or another one)
   old-glibc                   the programs of tests/programs under the preload library, in a root with glibc 2.31
-  dependent                   each crate's package by itself; a Rust program that depends on the packaged crate, with ordinary
-                              settings, also for musl and arm64
+  dependent [--target aarch64-unknown-linux-gnu|x86_64-unknown-linux-musl]
+                              each crate's package by itself; a Rust program that depends on the packaged crate, with ordinary
+                              settings, also for musl and arm64; with --target that program for this target alone
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode; then uninstalled
   prometheus                  Prometheus scrapes a program under neap; the rules and the dashboard of contrib
   audit                       licences, sources, duplicates and known holes of other projects' crates; public interfaces against
@@ -132,7 +133,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "old-glibc" => alone(packages::old_glibc::check),
         "c-api" => alone(c_api::check),
         "prometheus" => alone(prometheus::command_alone),
-        "dependent" => alone(dependent::command_alone),
+        "dependent" => dependent::command_line(rest),
         "tidy" => alone(source_rules::tidy::check),
         "cycles" => alone(source_rules::cycles::check),
         "docs" => alone(docs::build),
