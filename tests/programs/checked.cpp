@@ -14,17 +14,23 @@ void free_aligned_sized(void *, size_t, size_t) __attribute__((weak));
 void sdallocx(void *, size_t, int) __attribute__((weak));
 }
 
-// The compiler may remove a pair of new and delete that it sees; these calls it cannot.
+// The compiler may remove a pair of new and delete that it sees; these calls it cannot. No pointer is
+// to an operator itself: ld of binutils 2.35 then gives a program that also calls the operator an
+// address of its own for it, which neap takes for an operator of the program.
 static void *(*volatile allocate)(size_t) = malloc;
 static void (*volatile release)(void *) = free;
-static void (*volatile sized_delete)(void *, size_t) = ::operator delete;
-static void (*volatile sized_array_delete)(void *, size_t) = ::operator delete[];
-static void (*volatile aligned_delete)(void *, size_t, std::align_val_t) = ::operator delete;
-static void (*volatile aligned_array_delete)(void *, size_t, std::align_val_t) = ::operator delete[];
-static void *(*volatile plain_new)(size_t) = ::operator new;
-static void *(*volatile array_new)(size_t) = ::operator new[];
-static void *(*volatile aligned_new)(size_t, std::align_val_t) = ::operator new;
-static void *(*volatile aligned_array_new)(size_t, std::align_val_t) = ::operator new[];
+static void (*volatile sized_delete)(void *, size_t) = [](void *block, size_t size) { ::operator delete(block, size); };
+static void (*volatile sized_array_delete)(void *, size_t) = [](void *block, size_t size) { ::operator delete[](block, size); };
+static void (*volatile aligned_delete)(void *, size_t, std::align_val_t) =
+    [](void *block, size_t size, std::align_val_t align) { ::operator delete(block, size, align); };
+static void (*volatile aligned_array_delete)(void *, size_t, std::align_val_t) =
+    [](void *block, size_t size, std::align_val_t align) { ::operator delete[](block, size, align); };
+static void *(*volatile plain_new)(size_t) = [](size_t size) { return ::operator new(size); };
+static void *(*volatile array_new)(size_t) = [](size_t size) { return ::operator new[](size); };
+static void *(*volatile aligned_new)(size_t, std::align_val_t) =
+    [](size_t size, std::align_val_t align) { return ::operator new(size, align); };
+static void *(*volatile aligned_array_new)(size_t, std::align_val_t) =
+    [](size_t size, std::align_val_t align) { return ::operator new[](size, align); };
 
 enum { KINDS = 4, SIZES = 9, PLACES = 7, CASES = KINDS * SIZES * PLACES };
 static const size_t sizes[SIZES] = {1, 16, 100, 1000, 4096, 30000, 32768, 100000, 300000};
