@@ -62,9 +62,12 @@ const CALM: u32 = 20;
 /// Nanoseconds for which neap expects a fall to go on. They last until the next look and its
 /// reclaim.
 const AHEAD: u64 = 2 * HURRY;
-/// An expected fall is at most one in so many bytes of the limit. So neap gives back little in vain
-/// if the fall ends.
-const MOST_AHEAD: u64 = 64;
+/// A limit that falls is expected to fall by at most one in so many bytes. So neap gives back
+/// little in vain if the fall ends.
+const MOST_CUT_AHEAD: u64 = 64;
+/// Other memory is expected to grow by at most one in so many bytes of the limit. This is more,
+/// since the kernel refuses or delays a cut, but kills if other processes grow up to the wall.
+const MOST_GROWTH_AHEAD: u64 = 4;
 /// A fall by fewer than this many bytes in [`AHEAD`] does not count.
 const LEAST_FALL: u64 = 1 << 20;
 /// A change of the container's used memory by fewer bytes, or by less than a 64th of its limit, is
@@ -90,9 +93,12 @@ pub(crate) struct Following {
     short: AtomicU32,
     /// Looks in a row that found enough room and no fall.
     calm: AtomicU32,
-    /// Time of a look, and the most bytes that the heap could have then. `fall` is the fall that
-    /// neap expected then.
-    ceiling: [AtomicU64; 2],
+    /// Time of a look, and the container's limit, used memory and other memory then. `fall` is the
+    /// fall that neap expected then.
+    fell_at: AtomicU64,
+    limit: AtomicU64,
+    used: AtomicU64,
+    others: AtomicU64,
     fall: AtomicU64,
     /// Bytes of the heap at the last look.
     own: AtomicU64,
@@ -105,7 +111,7 @@ pub(crate) struct Following {
 impl Following {
     pub(crate) fn new() -> Following {
         let [last, wanted, looks, looks_for_allocations] = [const { AtomicU64::new(0) }; 4];
-        let [own, passed, at, ceiling, fall] = [const { AtomicU64::new(0) }; 5];
+        let [own, passed, fell_at, limit, used, others, fall] = [const { AtomicU64::new(0) }; 7];
         Following {
             last,
             wanted,
@@ -113,7 +119,10 @@ impl Following {
             looks_for_allocations,
             short: AtomicU32::new(0),
             calm: AtomicU32::new(CALM),
-            ceiling: [at, ceiling],
+            fell_at,
+            limit,
+            used,
+            others,
             fall,
             own,
             passed,
@@ -121,30 +130,40 @@ impl Following {
         }
     }
 
-    /// Records the most bytes that the heap could have at time `now`. Computes this number from the
-    /// container's `room` and the heap's `own` bytes. Returns by how many bytes neap expects the
-    /// number to fall until a later look has had its effect.
+    /// Records the container's limit and its memory besides `touched` bytes of the heap at time
+    /// `now`. Returns by how many bytes neap expects the difference, the most bytes that the heap
+    /// could have, to fall until a later look has had its effect.
     ///
-    /// The number falls if the limit does, or if other memory in the container grows. neap expects
-    /// a fall to go on at the rate since the last look. If half of the previously expected fall is
-    /// more, neap expects that.
+    /// The difference falls if the limit does, or if other memory in the container grows. neap
+    /// expects a fall to go on at the rate since the last look. If half of the previously expected
+    /// fall is more, neap expects that.
+    ///
+    /// Growth counts in full only if the used memory grows, too. The container goes on counting
+    /// parts of huge pages that the heap has released, as if others had taken them.
     ///
     /// # Errors
     /// Returns the last answer if the last look was less than 25 ms ago. Nothing is recorded then.
-    pub(crate) fn expected_fall(&self, now: u64, own: u64, room: &Room) -> Result<u64, u64> {
-        let ceiling = room.limit.saturating_sub(room.used.saturating_sub(own));
-        let [at, before] = &self.ceiling;
-        let last = at.load(Ordering::Relaxed);
+    pub(crate) fn expected_fall(&self, now: u64, touched: u64, room: &Room) -> Result<u64, u64> {
+        let others = room.used.saturating_sub(touched);
+        let last = self.fell_at.load(Ordering::Relaxed);
         let (is_first, elapsed) = (last == 0, now.saturating_sub(last));
-        // Allocations at the limit look again soon. The heap counts their memory at once, but the
-        // container counts it when they touch it. That is no fall.
+        // Allocations at the limit look again soon, too soon for a slope.
         if !is_first && elapsed < HURRY / 2 {
             return Err(self.fall.load(Ordering::Relaxed));
         }
-        at.store(now.max(1), Ordering::Relaxed);
-        let fell = before.swap(ceiling, Ordering::Relaxed).saturating_sub(ceiling);
-        let going_on = u128::from(fell) * u128::from(AHEAD) / u128::from(elapsed.max(1));
-        let going_on = u64::try_from(going_on).unwrap_or(u64::MAX).min(room.limit / MOST_AHEAD);
+        self.fell_at.store(now.max(1), Ordering::Relaxed);
+        let limit_before = self.limit.swap(room.limit, Ordering::Relaxed);
+        let others_before = self.others.swap(others, Ordering::Relaxed);
+        let has_grown = self.used.swap(room.used, Ordering::Relaxed) < room.used;
+        let ceiling = |limit: u64, others| limit.saturating_sub(others);
+        let fell = ceiling(limit_before, others_before).saturating_sub(ceiling(room.limit, others));
+        let ahead = |bytes: u64| {
+            let bytes = u128::from(bytes) * u128::from(AHEAD) / u128::from(elapsed.max(1));
+            u64::try_from(bytes).unwrap_or(u64::MAX)
+        };
+        let growth = if has_grown { ahead(others.saturating_sub(others_before)) } else { 0 };
+        let most = growth.min(room.limit / MOST_GROWTH_AHEAD).max(room.limit / MOST_CUT_AHEAD);
+        let going_on = ahead(fell).min(most);
         let expected = going_on.max(self.fall.load(Ordering::Relaxed) / 2);
         let expected = if is_first || expected < LEAST_FALL { 0 } else { expected };
         self.fall.store(expected, Ordering::Relaxed);
@@ -196,10 +215,82 @@ pub(crate) fn is_near(room: &Room, fall: u64) -> bool {
     fall > 0 && i128::from(room.spare()) < i128::from(fall) * i128::from(NEAR)
 }
 
+/// Whether an expected fall is larger than a cut counts, so that other memory grows.
+pub(crate) fn is_growth(room: &Room, fall: u64) -> bool {
+    fall > room.limit / MOST_CUT_AHEAD
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use neap_base::platform::{LimitedBy, Pressure};
+    use std::vec::Vec;
+
+    const MIB: u64 = 1 << 20;
+
+    fn room(limit: u64, used: u64) -> Room {
+        Room { owner: LimitedBy::Group, limit, used, smallest: limit }
+    }
+
+    #[test]
+    fn looks_follow_each_other_fast_while_room_is_short_or_falls() {
+        let following = Following::new();
+        let periods = |looks: &[(u64, bool, bool)]| -> Vec<u64> {
+            looks
+                .iter()
+                .map(|&(own, is_short, is_falling)| {
+                    following.note(own * MIB, is_short, is_falling);
+                    following.period(PERIOD) / 1_000_000
+                })
+                .collect()
+        };
+        assert_eq!(periods(&[(900, false, false), (900, true, false), (890, true, false)]), [1000, 50, 50]);
+        let calm = periods(&[(890, false, false); 21]);
+        assert_eq!(calm, [[50; 19].as_slice(), &[1000; 2]].concat(), "a second later");
+        let stuck = periods(&[(500, true, false); 18]);
+        assert_eq!(stuck, [[50; 16].as_slice(), &[1000; 2]].concat(), "nothing can be given back");
+        assert_eq!(periods(&[(400, true, false), (400, false, false)]), [50; 2]);
+        assert_eq!(periods(&[(400, false, false); 20])[19], 1000);
+        assert_eq!(periods(&[(400, false, true), (400, false, false)]), [50; 2]);
+    }
+
+    #[test]
+    fn a_fall_of_limit_or_room_is_expected_to_go_on_and_then_to_end() {
+        const TICK: u64 = 50_000_000;
+        let following = Following::new();
+        let mut now = TICK;
+        let mut expect = |ticks, limit, used| {
+            now += ticks * TICK;
+            following.expected_fall(now, 100 * MIB, &room(limit * MIB, used * MIB)).unwrap_or_else(|last| last + MIB)
+                / MIB
+        };
+        assert_eq!(expect(0, 3200, 500), 0, "the first look");
+        assert_eq!(expect(1, 3190, 500), 20, "10 MiB in 50 ms, for 100 ms");
+        assert_eq!(expect(1, 3190, 510), 20, "others grew");
+        assert_eq!(expect(0, 3000, 510), 21, "too soon after the last look");
+        assert_eq!(expect(1, 2990, 510), 46, "a cut counts a 64th of the limit at most");
+        assert_eq!([expect(1, 2990, 510), expect(1, 2990, 510)], [23, 11], "half of it after the end");
+        assert_eq!(expect(20, 2900, 510), 9, "90 MiB in a second");
+        assert_eq!([expect(1, 9000, 100), expect(1, 9000, 100), expect(1, 9000, 100)], [4, 2, 1]);
+        assert_eq!(expect(1, 9000, 100), 0);
+        assert_eq!(expect(1, 8000, 300), 400, "a cut beside growth of 200 MiB");
+        assert_eq!(expect(1, 8000, 3300), 2000, "growth counts a quarter of the limit at most");
+        assert_eq!(expect(1, 9000, 3400), 1000, "a raised limit makes up for growth");
+        assert!(is_near(&room(1064 * MIB, 900 * MIB), 2 * MIB) && !is_near(&room(1064 * MIB, 700 * MIB), 2 * MIB));
+        assert!(!is_near(&room(1064 * MIB, 2000 * MIB), 0));
+    }
+
+    #[test]
+    fn released_memory_that_still_counts_is_no_growth() {
+        for (used, expected) in [(3400, 140), (3401, 1002)] {
+            let following = Following::new();
+            let look = |at, touched: u64, used| {
+                following.expected_fall(at * HURRY, touched * MIB, &room(9000 * MIB, used * MIB))
+            };
+            assert_eq!(look(1, 1000, 3400), Ok(0));
+            assert_eq!(look(2, 500, used).map(|fall| fall / MIB), Ok(expected), "500 MiB released");
+        }
+    }
 
     #[test]
     fn changes_of_the_container_are_news_if_they_matter() {
