@@ -152,8 +152,8 @@ pub(crate) const LIBRARIES: &[&str] = &["neap-malloc", "neap-mallctl", "neap-c"]
 pub(crate) const SHIPPED: &[&str] = &["neap-cli", "neap-malloc", "neap-mallctl", "neap-c"];
 
 /// The crates of other projects whose code some of ours contain, with their licences. Macros, and
-/// crates that only these need, run in the compiler and are left out. `other` is the target if it is
-/// not this machine's.
+/// crates that only these need, run in the compiler and are left out. `other` is the target if that
+/// is not this machine's.
 pub(crate) fn crates(ours: &[&str], other: Option<&str>) -> Result<String> {
     let mut tree =
         cargo(["tree", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}: {l}", "--no-dedupe"]);
