@@ -10,7 +10,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 
 use crate::process::{capture, command, need};
-use crate::{Skipped, layout, programs};
+use crate::{Skipped, build, layout, programs};
 
 /// A release of Debian with glibc 2.31, which has threads and the dynamic linker in libraries of
 /// their own, and registers no thread for rseq.
@@ -26,8 +26,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
 /// Runs the programs.
 pub(crate) fn check() -> Result<()> {
     need("mmdebstrap", &["mmdebstrap"])?;
-    let library = layout::library();
-    ensure!(library.exists(), "{} is not there: run `cargo xtask build`", library.display());
+    build::build()?;
     let stage = layout::target().join("old_glibc");
     if stage.exists() {
         fs::remove_dir_all(&stage)?;
@@ -38,7 +37,7 @@ pub(crate) fn check() -> Result<()> {
         let entry = entry?;
         fs::copy(entry.path(), programs.join(entry.file_name()))?;
     }
-    fs::copy(&library, programs.join("libneap_malloc.so"))?;
+    fs::copy(layout::library(), programs.join("libneap_malloc.so"))?;
     let is_left_out = |line: &str| LEFT_OUT.iter().any(|(file, _)| line.split(' ').next() == Some(file));
     let list: Vec<String> = programs::lines().into_iter().filter(|line| !is_left_out(line)).collect();
     fs::write(programs.join("list"), list.join("\n") + "\n")?;
