@@ -24,7 +24,8 @@ use crate::tables::{
 use crate::units::{CHUNK, HUGE, UNLIMITED};
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicUsize};
 use neap_base::platform::Errno;
 use neap_base::platform::memory::{self, HugePages};
 use neap_base::platform::nodes::MAX_NODES;
@@ -380,13 +381,11 @@ impl Arena {
         is_new
     }
 
-    /// Records that no side table has memory for the chunk of `pfn`. Returns a bit for each side
-    /// table that was recorded to have some.
-    pub(crate) fn unmark_tables(&self, pfn: Pfn) -> u8 {
+    /// Records that no side table has memory for the chunk of `pfn`.
+    pub(crate) fn unmark_tables(&self, pfn: Pfn) {
         let marked = self.marks(pfn).swap(0, Relaxed);
         let share = |named: usize| u32::from(marked >> named & 1) * self.table_share(named);
         self.table_pages.fetch_sub((0..MARKED).map(share).sum(), Relaxed);
-        marked
     }
 
     /// Pages of side table `named` for one chunk if the table is droppable; otherwise 0.
@@ -398,9 +397,9 @@ impl Arena {
     /// The most pages that may be in use; `None` without a budget.
     #[inline]
     pub(crate) fn budget(&self) -> Option<u32> {
-        // Relaxed: it publishes no other data. The nodes' parts decide whether pages fit. They
-        // change under the zones' locks.
-        Some(self.budget.load(Relaxed)).filter(|&pages| pages != UNLIMITED)
+        // Acquire: pairs with `NodePages::change`, which begins the reserve before. The nodes' parts
+        // decide whether pages fit. They change under the zones' locks.
+        Some(self.budget.load(Acquire)).filter(|&pages| pages != UNLIMITED)
     }
 
     /// Upper bound of the resident pages of droppable side tables. Counts all pages of a table for

@@ -22,7 +22,7 @@ use crate::policy::Limits;
 use crate::purge::Report;
 use crate::settings::Settings;
 use crate::units::UNLIMITED;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, Release};
 use neap_base::Platform;
 
 impl Arena {
@@ -63,23 +63,23 @@ impl<P: Platform> NodePages<P> {
         self.all().for_each(|pages| pages.set_limits(limits));
         self.give_first_the_reserve();
         _ = self.beyond_budget();
-        for pages in self.all() {
-            let inner = pages.zone.lock();
-            pages.zone.note_beyond(&inner);
-        }
     }
 
     fn set_budget(&self, pages: u32) {
         let arena = &self.node(0).arena;
-        // Relaxed, here and below: the parts change under the zones' locks, and a thread that still
-        // sees the old budget decides nothing but whether to give up room.
-        let before = arena.budget.swap(pages, Relaxed);
+        // Relaxed: only this thread changes it.
+        let before = arena.budget.load(Relaxed);
+        if before == UNLIMITED {
+            // The reserve gets the whole budget first, so that it can give each node its part. No
+            // thread makes it pay for tables before the thread sees the budget.
+            arena.begin_reserve(if pages == UNLIMITED { 0 } else { pages });
+        }
+        // Release: pairs with `Arena::budget`. The parts change under the zones' locks, and a thread
+        // that still sees the old budget decides nothing but whether to give up room.
+        arena.budget.store(pages, Release);
         match (before, pages) {
             (UNLIMITED, UNLIMITED) => {}
             (UNLIMITED, _) => {
-                // The reserve gets the whole budget first, so that it can give each node its part
-                // meanwhile.
-                arena.begin_reserve(pages);
                 for node in self.all() {
                     let mut inner = node.zone.lock();
                     inner.budget = inner.used();
@@ -113,22 +113,25 @@ impl<P: Platform> NodePages<P> {
     }
 
     /// Pages of allocations and tables beyond the budget, after all nodes gave up their unused
-    /// parts. Returns 0 without a budget.
+    /// parts. Notes what is resident beyond them for [`NodePages::shed`]. Returns 0 without a
+    /// budget.
     pub fn beyond_budget(&self) -> u64 {
         let arena = &self.node(0).arena;
         for pages in self.all() {
-            let lacking = arena.lacking();
+            let (mut inner, lacking) = (pages.zone.lock(), arena.lacking());
             if lacking > 0 {
-                pages.zone.lock().give_up_room(&arena.reserve, lacking);
+                inner.give_up_room(&arena.reserve, lacking);
             }
+            pages.zone.note_beyond(&inner);
         }
         arena.lacking().into()
     }
 
-    /// Releases free pages while more memory is resident than the budget allows. Stops when `stop`
-    /// returns true.
+    /// Releases free pages while more memory is resident than the budget allows. Splits huge pages
+    /// of which it releases a part, so that the part is uncharged from the container at once. Stops
+    /// when `stop` returns true.
     pub fn shed(&self, platform: &P, stop: &dyn Fn() -> bool) {
-        self.all().for_each(|pages| pages.shed_until(platform, stop));
+        self.all().for_each(|pages| pages.shed_until(platform, true, stop));
     }
 }
 

@@ -50,11 +50,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (mut report, mut turn) = (Report::default(), self.release.turn()?);
         let (release, ranges) = turn.parts();
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.now().fixed.batch);
-        // The kernel would fill holes again in ranges where it may make huge pages.
-        zone.end_population(arena, platform);
         let (least, splits) = (Order(0), true);
         let run = ReleasePass { release, ranges, platform, arena, zone, hold, least, effort, splits, stop };
-        report.left = run.held(gather, settle, &mut report);
+        report.left = zone.without_population(arena, platform, || run.held(gather, settle, &mut report));
         Some(report)
     }
 

@@ -21,8 +21,9 @@ use crate::purge::Report;
 use crate::shape::{EarlyTables, Shape};
 use crate::statistics::Statistics;
 use crate::tables::MappingKind;
-use crate::trim::{Drain, DrainSum};
+use crate::trim::{Drain, DrainSum, TURN_POLLS_MAX};
 use crate::units::{Block, CHUNK, Exhausted};
+use core::cell::Cell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::live::Link;
@@ -197,14 +198,14 @@ impl<P: Platform> NodePages<P> {
         nearest: usize,
         attempt: impl Fn(&Pages<P>) -> Result<T, Exhausted>,
     ) -> Result<T, Exhausted> {
-        let budgeted = self.first.share().is_some();
+        let (budgeted, polls) = (self.first.share().is_some(), Cell::new(TURN_POLLS_MAX));
         for &node in &self.orders[nearest][..self.count] {
             let pages = self.node(node.into());
-            self.all().for_each(|pages| pages.give_up_room(platform));
+            self.all().for_each(|pages| pages.give_up_room(platform, &polls));
             let taken = attempt(pages).or_else(|Exhausted| {
                 let drained = if budgeted { self.drain_all(platform) } else { pages.drain_all(platform) };
                 pages.needs.count(drained.pages.into());
-                self.all().for_each(|pages| pages.give_up_room(platform));
+                self.all().for_each(|pages| pages.give_up_room(platform, &polls));
                 attempt(pages)
             });
             if taken.is_ok() {
@@ -355,7 +356,8 @@ impl<P: Platform> NodePages<P> {
             return resized;
         }
         // Other nodes may have an unused part of the budget.
-        self.all().for_each(|pages| pages.give_up_room(platform));
+        let polls = Cell::new(TURN_POLLS_MAX);
+        self.all().for_each(|pages| pages.give_up_room(platform, &polls));
         own.resize_run(platform, pfn, old, new)
     }
 

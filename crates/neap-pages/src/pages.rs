@@ -27,6 +27,7 @@ use crate::statistics::{Needs, Statistics};
 use crate::tables::OWN_TABLES;
 use crate::units::{Block, CHUNK, CHUNK_ORDER, Exhausted, HUGE, LISTED_ORDERS};
 use crate::zone::{Touched, Wanted, Zone};
+use core::cell::Cell;
 use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -437,13 +438,12 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Releases this node's free pages, and gives its unused part of the budget to the reserve, for
     /// other nodes. The room of pages that are still resident stays: another node may take as much
-    /// memory as the reserve has, at once.
+    /// memory as the reserve has, at once. `polls` is the number of waits that are left.
     // Not inlined: the caller then takes a block, and must need little stack.
     #[inline(never)]
-    pub(crate) fn give_up_room(&self, platform: &P) {
+    pub(crate) fn give_up_room(&self, platform: &P, polls: &Cell<u32>) {
         if self.arena.budget().is_some() {
-            let used = self.used();
-            self.release_while(platform, || self.resident().saturating_sub(used), &|| false);
+            self.release_free(platform, polls);
             let mut inner = self.zone.lock();
             let room = inner.resident_room();
             inner.give_up_room(&self.arena.reserve, room);

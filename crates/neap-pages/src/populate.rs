@@ -28,7 +28,7 @@ use crate::arena::Arena;
 use crate::buddy::{FoundBlock, Memory, UNBACKED};
 use crate::frames::State;
 use crate::shape::EarlyTables;
-use crate::units::{HUGE, at_most_doubles};
+use crate::units::{HUGE, UNLIMITED, at_most_doubles};
 use crate::zone::{Inner, Touched, Zone, ZoneGuard};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -72,6 +72,8 @@ pub(crate) struct Population {
     pub(crate) busy: u32,
     /// Whether a thread is allowing huge pages for a batch of blocks.
     allowing: bool,
+    /// Whether a thread is releasing memory.
+    paused: bool,
     /// Whether a thread waits for `busy` or `allowing` to change.
     awaited: bool,
     /// Detached blocks in a row that allow huge pages and wait to be populated.
@@ -136,6 +138,7 @@ impl Inner {
         let has_begun = self.population.pages > 0;
         let is_worth = one_more || has_begun || resident >= self.population.floor;
         let fits = at_most_doubles(HUGE.pages(), resident) && self.resident_room() >= HUGE.pages();
+        let fits = fits && !(self.population.paused && self.budget != UNLIMITED);
         if !self.population.enabled || order > LARGEST || !is_worth || !fits {
             return None;
         }
@@ -159,9 +162,6 @@ impl Inner {
             self.releasing += size.pages();
             self.population.busy += size.pages();
             self.population.again -= size.pages();
-            if size == HUGE {
-                self.population.note_allowed(&(pfn.0..pfn.0 + size.pages()));
-            }
             return Some(Step::Refill(pfn, size));
         }
         // If more is being populated than is resident, this thread waits. A small page would cost
@@ -315,6 +315,7 @@ impl Zone {
         if size == HUGE && unsafe { platform.release_unless_locked(address, bytes) }.is_ok() {
             // If the system refuses, small pages come.
             let _ = platform.huge_pages(address, bytes, HugePages::Allowed);
+            self.forbid_later(&(pfn.0..pfn.0 + size.pages()));
             return self.populate_block(arena, platform, pfn, EarlyTables::Written);
         }
         let answer = platform.populate(address, bytes);
@@ -333,6 +334,22 @@ impl Zone {
     /// Lets the next tick forbid huge pages in a range.
     pub(crate) fn forbid_later(&self, pages: &Range<u32>) {
         self.lock().population.note_allowed(pages);
+    }
+
+    /// Calls `release` after [`Zone::end_population`]: the kernel would fill released pages again in
+    /// ranges where it may make huge pages. With a budget, no thread populates meanwhile, since that
+    /// memory could be released next, in a range that allows huge pages again.
+    pub(crate) fn without_population<P: Platform, T>(
+        &self,
+        arena: &Arena,
+        platform: &P,
+        release: impl FnOnce() -> T,
+    ) -> T {
+        self.lock().population.paused = true;
+        self.end_population(arena, platform);
+        let result = release();
+        self.lock().population.paused = false;
+        result
     }
 
     /// Forbids huge pages again and puts waiting blocks back. Returns whether any blocks waited.
@@ -415,6 +432,22 @@ mod tests {
         inner.population.busy -= HUGE.pages();
     }
 
+    /// Memory that is populated while another thread releases could be released next, in a range
+    /// that allows huge pages. The kernel would then fill it beyond the budget.
+    #[test]
+    fn no_thread_populates_under_a_budget_during_a_release() {
+        for (budget, populates) in [(Some(1 << 20), false), (None, true)] {
+            let machine = Virtual::new(4096, 1);
+            let o = Opened::new(&machine, &Shape { huge: true, ..shape(budget) }).unwrap();
+            let take = || _ = o.pages.allocate_one_more_block(&machine, Order(5), EarlyTables::Written).unwrap();
+            let populated = || o.pages.statistics().populated > 0;
+            o.pages.zone.without_population(&o.pages.arena, &machine, || (0..100).for_each(|_| take()));
+            assert_eq!(populated(), populates, "{budget:?} during a release");
+            (0..100).for_each(|_| take());
+            assert!(populated(), "{budget:?} afterwards");
+        }
+    }
+
     /// A thread that passed the budget while another thread populates waits for the populated
     /// pages, and releases them.
     #[test]
@@ -435,7 +468,7 @@ mod tests {
             }
             false
         };
-        o.pages.shed_until(&machine, &stop);
+        o.pages.shed_until(&machine, false, &stop);
         assert_eq!((looks.load(Relaxed), o.pages.zone.beyond()), (10, 0));
     }
 

@@ -305,7 +305,9 @@ impl<P: Platform> ReleasePass<'_, P> {
     /// Releases the parts of tables for free chunks.
     fn tables(&self, pfn: Pfn, chunks: u32, report: &mut Report) {
         let each = || (0..chunks).map(|chunk| pfn.plus(chunk * CHUNK));
-        let marked = each().fold(0, |all, chunk| all | self.arena.unmark_tables(chunk));
+        // The marks go after the memory: threads may use what the budget no longer pays for.
+        let marked = each().fold(0, |all, chunk| all | self.arena.marks(chunk).load(Ordering::Relaxed));
+        let mut kept = 0;
         let offset = self.arena.address(pfn) - self.arena.base();
         let bytes = (chunks as usize * CHUNK as usize) << self.arena.page_shift();
         let page_size = 1 << self.arena.page_shift();
@@ -322,8 +324,14 @@ impl<P: Platform> ReleasePass<'_, P> {
             huge.for_each(|page| self.platform.split(page));
             let Range { start, length } = table.pages(offset, bytes, page_size);
             if table.droppable && length > 0 && !self.call(start, length, report) {
-                each().for_each(|chunk| _ = self.arena.mark_table(chunk, index));
+                kept |= 1 << index;
             }
+        }
+        for chunk in each() {
+            self.arena.unmark_tables(chunk);
+            (0..MARKED)
+                .filter(|index| kept >> index & 1 == 1)
+                .for_each(|index| _ = self.arena.mark_table(chunk, index));
         }
         let frames = self.arena.table(FRAMES);
         if frames.droppable {

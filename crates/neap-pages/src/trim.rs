@@ -19,6 +19,7 @@ use crate::policy::Policy;
 use crate::purge::{Effort, ReleasePass, ReleaseTurn, Report};
 use crate::units::{CHUNK, HUGE};
 use crate::zone::wait;
+use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::{Order, Platform};
 
@@ -59,6 +60,14 @@ struct Wanted {
     effort: Effort,
     /// See [`ReleasePass::splits`].
     splits: bool,
+}
+
+impl Wanted {
+    /// About `pages` pages, to make room for others, up to those of a huge page if that is more.
+    fn room(pages: u32, effort: Effort, splits: bool) -> Wanted {
+        let pages = if pages == 0 { 0 } else { pages.max(HUGE.pages()) };
+        Wanted { pages, least: Order(0), effort, splits }
+    }
 }
 
 /// The backed pages that [`Pages::give_back`] releases.
@@ -179,51 +188,66 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// have more pages than it wants. Does not split huge pages. Pages in lists stay. Does nothing
     /// while another thread releases.
     pub fn release(&self, platform: &P, pages: u32, effort: Effort, stop: &dyn Fn() -> bool) -> Report {
-        self.try_release(platform, pages, effort, stop).unwrap_or_default()
+        self.release_wanted(platform, Wanted::room(pages, effort, false), stop).unwrap_or_default()
     }
 
-    /// As [`Pages::release`]; `None` while another thread releases.
-    pub(crate) fn try_release(
-        &self,
-        platform: &P,
-        pages: u32,
-        effort: Effort,
-        stop: &dyn Fn() -> bool,
-    ) -> Option<Report> {
-        let pages = if pages == 0 { 0 } else { pages.max(HUGE.pages()) };
-        self.release_wanted(platform, Wanted { pages, least: Order(0), effort, splits: false }, stop)
-    }
-
-    /// Releases about as many free pages as are resident beyond the budget. Waits for a release in
-    /// progress, for some tenths of a second at most. A thread that took memory calls this before
-    /// the memory is touched, so the resident pages do not pass the budget.
+    /// Releases about as many free pages as are resident beyond the budget. Waits for other threads
+    /// that release or populate, for some tenths of a second at most. A thread that took memory
+    /// calls this before the memory is touched, so the resident pages do not pass the budget.
     pub fn shed(&self, platform: &P) {
-        self.shed_until(platform, &|| false);
+        self.shed_until(platform, false, &|| false);
     }
 
-    /// As [`Pages::shed`]. Stops when `stop` returns true.
-    pub(crate) fn shed_until(&self, platform: &P, stop: &dyn Fn() -> bool) {
-        self.release_while(platform, || self.zone.beyond(), stop);
+    /// As [`Pages::shed`]. Stops when `stop` returns true. See [`ReleasePass::splits`].
+    pub(crate) fn shed_until(&self, platform: &P, splits: bool, stop: &dyn Fn() -> bool) {
+        let polls = Cell::new(TURN_POLLS_MAX);
+        self.release_while(platform, splits, &polls, |_| self.zone.beyond(), stop);
+    }
+
+    /// Releases about as many pages as are free now, up to those that other threads take meanwhile.
+    /// Waits for other threads that release. `polls` is the number of waits that are left.
+    pub(crate) fn release_free(&self, platform: &P, polls: &Cell<u32>) {
+        let free = || {
+            let inner = self.zone.lock();
+            inner.buddy.backed_free + inner.buddy.backed_detached
+        };
+        let most = free();
+        self.release_while(platform, false, polls, |released| most.saturating_sub(released).min(free()), &|| false);
     }
 
     /// Releases about as many free pages as `excess` returns, again and again until it returns 0 or
-    /// nothing goes. Waits for pages that other threads release or populate, for some tenths of a
-    /// second at most.
-    pub(crate) fn release_while(&self, platform: &P, excess: impl Fn() -> u32, stop: &dyn Fn() -> bool) {
-        let mut polls = 0;
-        while let pages @ 1.. = excess()
-            && polls < TURN_POLLS_MAX
+    /// nothing goes. `excess` gets the number of pages that are released so far. Where nothing is
+    /// free, waits for pages that other threads release or populate.
+    fn release_while(
+        &self,
+        platform: &P,
+        splits: bool,
+        polls: &Cell<u32>,
+        excess: impl Fn(u32) -> u32,
+        stop: &dyn Fn() -> bool,
+    ) {
+        let mut released = 0;
+        while let pages @ 1.. = excess(released)
+            && polls.get() > 0
             && !stop()
         {
+            let (free, moving) = {
+                let inner = self.zone.lock();
+                (inner.buddy.backed_free, inner.moving())
+            };
             // One call may release fewer pages: it leaves blocks that have more backed pages than
-            // it still wants.
-            let released = self.try_release(platform, pages, Effort::Sparing, stop).map(|report| report.released);
-            if released == Some(0) && self.zone.lock().moving() == 0 {
-                break;
-            }
-            if matches!(released, None | Some(0)) {
-                wait(platform, polls);
-                polls += 1;
+            // it still wants. Each call ends the population of other threads, so there is none
+            // where nothing is free.
+            let wanted = Wanted::room(pages, Effort::Sparing, splits);
+            let report = if free > 0 { self.release_wanted(platform, wanted, stop) } else { None };
+            match report {
+                Some(Report { released: 0, .. }) => break,
+                Some(report) => released += report.released,
+                None if free == 0 && moving == 0 => break,
+                None => {
+                    wait(platform, TURN_POLLS_MAX - polls.get());
+                    polls.set(polls.get() - 1);
+                }
             }
         }
     }
@@ -331,11 +355,12 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     ) -> bool {
         let (release, ranges) = turn.parts();
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.now().fixed.batch);
-        zone.end_population(arena, platform);
-        // Pages that are freed meanwhile are left for the next run, since other threads may free
-        // and allocate as fast as this one releases.
-        let pages = pages.min(zone.lock().buddy.backed_free);
-        ReleasePass { release, ranges, platform, arena, zone, hold, least, effort, splits, stop }.run(pages, report)
+        zone.without_population(arena, platform, || {
+            // Pages that are freed meanwhile are left for the next run, since other threads may
+            // free and allocate as fast as this one releases.
+            let pages = pages.min(zone.lock().buddy.backed_free);
+            ReleasePass { release, ranges, platform, arena, zone, hold, least, effort, splits, stop }.run(pages, report)
+        })
     }
 
     /// Takes the surplus pages from every CPU's list. Returns whether pages are left in a list.

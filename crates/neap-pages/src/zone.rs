@@ -346,9 +346,7 @@ impl Zone {
 
     /// Stores the number of resident pages beyond the budget. The caller holds the lock.
     pub(crate) fn note_beyond(&self, inner: &Inner) {
-        if inner.budget != UNLIMITED {
-            self.beyond.store(inner.beyond_budget(), Relaxed);
-        }
+        self.beyond.store(inner.beyond_budget(), Relaxed);
     }
 
     /// Resident pages beyond the budget when pages were last taken or released.

@@ -93,6 +93,40 @@ fn memory_beyond_a_cut_budget_is_released() {
     }
 }
 
+/// Pages that leave the lists, or are freed, after a cut are free pages beyond the budget.
+#[test]
+fn pages_freed_after_a_cut_are_shed() {
+    for nodes in [ONE, TWO] {
+        let machine = machine_with(nodes);
+        let pages = NodePages::open(&machine, &shape(Some(3000))).unwrap();
+        let mut held = fill(&machine, &pages, nodes.len());
+        pages.change(&budget_only(Some(1000)));
+        held.drain(500..).for_each(|pfn| pages.free_block(&machine, pfn, Order(0)));
+        assert_eq!(pages.beyond_budget(), 0);
+        pages.shed(&machine, &|| false);
+        let numbers = pages.statistics();
+        assert!(numbers.used + numbers.backed_free + numbers.table_pages <= 1000, "{numbers:?}");
+        end(&machine, &pages, held);
+    }
+}
+
+/// A budget that is lifted leaves nothing to shed.
+#[test]
+fn without_a_budget_nothing_is_shed() {
+    let machine = machine_with(ONE);
+    let pages = NodePages::open(&machine, &shape(Some(3000))).unwrap();
+    let mut held = fill(&machine, &pages, 1);
+    held.drain(500..).for_each(|pfn| pages.free_block(&machine, pfn, Order(0)));
+    pages.change(&budget_only(Some(1000)));
+    pages.change(&budget_only(None));
+    let released = pages.statistics().released;
+    let block = pages.allocate_block(&machine, Order(5)).unwrap().pfn;
+    pages.shed(&machine, &|| false);
+    assert_eq!(pages.statistics().released, released);
+    pages.free_block(&machine, block, Order(5));
+    end(&machine, &pages, held);
+}
+
 #[test]
 fn an_allocation_that_fails_releases_what_is_beyond_the_budget() {
     let machine = machine_with(ONE);

@@ -120,8 +120,13 @@ fn limit_for(own: u64, room: &Room, terms: Terms) -> u64 {
         missing if is_almost_alone => from(kept).saturating_sub(share(missing)),
         missing => {
             let (now, ahead) = (share(missing_now), share(missing) - share(missing_now));
-            let given = if is_growth(&room, fall) { now / 2 + ahead } else { (now + ahead) / 2 };
-            from(kept.max(own / SLACK)).saturating_sub(given)
+            // Growth is faster than the heap: it may not use the bytes up to its limit before.
+            let (given, slack) = if is_growth(&room, fall) {
+                (now / 2 + ahead, kept)
+            } else {
+                ((now + ahead) / 2, kept.max(own / SLACK))
+            };
+            from(slack).saturating_sub(given)
         }
     };
     let below_smallest = room.smallest.saturating_sub(least_reserve - least_reserve / 8);
@@ -625,7 +630,7 @@ mod tests {
     fn heap_gives_way_before_a_growing_neighbour_is_at_the_wall() {
         const TICK: u64 = 50;
         for (rate, start) in [10, 25, 50].into_iter().flat_map(|rate| [0, 20, 40].map(|start| (rate, start))) {
-            let (following, mut own) = (Following::new(), 362 * MIB);
+            let (following, mut own, mut before) = (Following::new(), 362 * MIB, 400 * MIB);
             for at in (TICK..3000).step_by(TICK as usize) {
                 let others = (at.saturating_sub(100 + start) * rate / TICK).min(230) * MIB;
                 let used = own + others;
@@ -633,8 +638,9 @@ mod tests {
                 let room = room(512 * MIB, used);
                 let fall = following.expected_fall(at * 1_000_000, own, &room).unwrap();
                 let [reserve, least_reserve] = [margin(room.limit); 2];
-                let limit = limit_for(own, &room, Terms { percent: 100, reserve, least_reserve, fall, ..TERMS });
-                own = own.min(limit);
+                let terms = Terms { percent: 100, reserve, least_reserve, fall, before, ..TERMS };
+                before = limit_for(own, &room, terms);
+                own = own.min(before);
             }
             // The neighbour and the margin leave 231 MiB, and an eighth of the margin may be used.
             let left = own / MIB;

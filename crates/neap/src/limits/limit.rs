@@ -138,8 +138,9 @@ impl Following {
     /// expects a fall to go on at the rate since the last look. If half of the previously expected
     /// fall is more, neap expects that.
     ///
-    /// Growth counts in full only if the used memory grows, too. The container goes on counting
-    /// parts of huge pages that the heap has released, as if others had taken them.
+    /// Growth counts in full only if the used memory grows, too, by at least [`LEAST_FALL`]. The
+    /// container may go on counting parts of huge pages that the heap has released, as if others had
+    /// taken them.
     ///
     /// # Errors
     /// Returns the last answer if the last look was less than 25 ms ago. Nothing is recorded then.
@@ -154,7 +155,7 @@ impl Following {
         self.fell_at.store(now.max(1), Ordering::Relaxed);
         let limit_before = self.limit.swap(room.limit, Ordering::Relaxed);
         let others_before = self.others.swap(others, Ordering::Relaxed);
-        let has_grown = self.used.swap(room.used, Ordering::Relaxed) < room.used;
+        let has_grown = self.used.swap(room.used, Ordering::Relaxed).saturating_add(LEAST_FALL) <= room.used;
         let ceiling = |limit: u64, others| limit.saturating_sub(others);
         let fell = ceiling(limit_before, others_before).saturating_sub(ceiling(room.limit, others));
         let ahead = |bytes: u64| {
@@ -282,12 +283,11 @@ mod tests {
 
     #[test]
     fn released_memory_that_still_counts_is_no_growth() {
-        for (used, expected) in [(3400, 140), (3401, 1002)] {
+        for (used, expected) in [(3400 * MIB, 140), (3401 * MIB - 1, 140), (3401 * MIB, 1002)] {
             let following = Following::new();
-            let look = |at, touched: u64, used| {
-                following.expected_fall(at * HURRY, touched * MIB, &room(9000 * MIB, used * MIB))
-            };
-            assert_eq!(look(1, 1000, 3400), Ok(0));
+            let look =
+                |at, touched: u64, used| following.expected_fall(at * HURRY, touched * MIB, &room(9000 * MIB, used));
+            assert_eq!(look(1, 1000, 3400 * MIB), Ok(0));
             assert_eq!(look(2, 500, used).map(|fall| fall / MIB), Ok(expected), "500 MiB released");
         }
     }
