@@ -47,8 +47,8 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
 
 /// How the loader finds the installed libraries; nothing for an installation that moves on.
 fn hint(places: &Places) -> Option<String> {
-    let lib = places.prefix.join(&places.libdir);
-    (places.on_disk(&lib) == lib).then(|| {
+    (!places.are_staged()).then(|| {
+        let lib = places.prefix.join(&places.libdir);
         let lib = lib.display();
         format!("For programs that link libneap.so, run `ldconfig` as root, or set LD_LIBRARY_PATH={lib}")
     })

@@ -2,6 +2,9 @@
 //! `uninstall` removes exactly these.
 //!
 //! The text names one path in each line, absolute and without `--destdir`. A folder ends in `/`.
+//!
+//! A staged installation is copied to a root that has folders of its own. So its manifest names
+//! only folders that neap alone uses, not `bin`, which the stage lacks and the root may have.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,7 +40,9 @@ impl<'a> Installation<'a> {
     pub(crate) fn make_room(&mut self, place: &Path) -> Result<PathBuf> {
         let path = self.places.prefix.join(place);
         let missing = path.ancestors().skip(1).take_while(|folder| !self.places.on_disk(folder).exists());
-        self.folders.extend(missing.map(Path::to_path_buf));
+        let places = self.places;
+        let is_ours = |folder: &&Path| !places.are_staged() || places.is_of_neap_alone(folder);
+        self.folders.extend(missing.filter(is_ours).map(Path::to_path_buf));
         let file = self.places.on_disk(&path);
         fs::create_dir_all(file.parent().context("a file lies in a folder")?)
             .with_context(|| file.display().to_string())?;
@@ -135,6 +140,7 @@ fn read(places: &Places) -> Result<Option<(BTreeSet<PathBuf>, BTreeSet<PathBuf>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::{capture, command};
 
     /// A prefix of its own for a test, removed at the end.
     struct Prefix(PathBuf);
@@ -186,6 +192,25 @@ mod tests {
         assert!(!prefix.0.join("made/old/b").exists() && prefix.0.join("made/new/c").exists());
         uninstall(&places).unwrap();
         assert!(prefix.0.exists() && !prefix.0.join("made").exists(), "all folders of both are gone");
+    }
+
+    #[test]
+    fn staged_files_leave_the_folders_of_the_root_they_move_to() {
+        let folder = Prefix::new("staged");
+        let [stage, root] = ["stage", "root"].map(|name| folder.0.join(name));
+        let prefix = Path::new("/opt/neap");
+        install(&Places::staged(prefix, &stage), &["bin/neap", "share/doc/neap/a", "lib/cmake/neap/b"]);
+        fs::create_dir_all(root.join("opt/neap/bin")).unwrap();
+        let mut copy = command("cp", ["-a"]);
+        copy.arg(stage.join(".")).arg(&root);
+        capture(copy).unwrap();
+        uninstall(&Places::staged(prefix, &root)).unwrap();
+        for left in ["bin", "share/doc", "lib/cmake"] {
+            assert!(root.join("opt/neap").join(left).is_dir(), "{left} may be the root's own");
+        }
+        for gone in ["bin/neap", "share/doc/neap", "lib/cmake/neap", "share/neap"] {
+            assert!(!root.join("opt/neap").join(gone).exists(), "{gone}");
+        }
     }
 
     #[test]

@@ -82,6 +82,16 @@ impl Places {
         Ok(())
     }
 
+    /// Whether the files go to a stage, from which they move on.
+    pub(crate) fn are_staged(&self) -> bool {
+        self.on_disk(&self.prefix) != self.prefix
+    }
+
+    /// Whether a folder below the prefix has files of no other project, as its name says.
+    pub(crate) fn is_of_neap_alone(&self, folder: &Path) -> bool {
+        folder != self.prefix && folder.starts_with(&self.prefix) && folder.ends_with("neap")
+    }
+
     /// An installed file's place on this disk: `path` is absolute, as the installed files know it.
     pub(crate) fn on_disk(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
