@@ -78,7 +78,7 @@ usage: cargo xtask COMMAND [arguments]
                               the last release; the oldest compiler
   newest-rust                 unit tests of what ships with the newest stable compiler, which must not warn
   tidy                        rules about the sources that no compiler checks
-  cycles                      files that import each other in a circle; `tidy` allows none
+  cycles                      files that import each other in a circle; `tidy` allows two files, not more
   prose                       comments that break the rules for text; `tidy` holds their number
   figures [--pairs N] [FILE...]
                               plots and tables of README and the book, from `neap bench` or its --json files
