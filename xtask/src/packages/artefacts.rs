@@ -17,6 +17,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::packages::contents;
+use crate::packages::crates::{PRELOADED, SHIPPED};
 use crate::packages::deb;
 use crate::packages::install::{self, VERSION};
 use crate::packages::install_check;
@@ -28,9 +29,6 @@ use crate::{build, dependent, layout, programs};
 
 /// Where the archive's files lie if it is unpacked in the root.
 const PREFIX: &str = "/usr/local";
-
-/// The crates of which an archive has programs or libraries.
-const SHIPPED: &[&str] = &["neap-cli", "neap-malloc", "neap-mallctl", "neap-c"];
 
 /// Reads the arguments, and writes all files.
 pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
@@ -150,7 +148,7 @@ fn archives(target: &str, host: &str, seconds: &str, to: &Path) -> Result<()> {
     let mut metadata = cargo(["metadata", "--format-version", "1", "--locked", "--filter-platform", target]);
     metadata.current_dir(layout::root());
     let (lock, bill) = (layout::root().join("Cargo.lock"), to.join(format!("{name}.cdx.json")));
-    let shipped: &[&str] = if target == MUSL { &["neap-malloc"] } else { SHIPPED };
+    let shipped = if target == MUSL { PRELOADED } else { SHIPPED };
     let inputs = ["bill", &lock.to_string_lossy(), target, seconds, &bill.to_string_lossy()];
     packing(&[&inputs, shipped].concat(), Some(capture(metadata)?))
 }

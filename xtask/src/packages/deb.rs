@@ -7,7 +7,6 @@
 //! fresh root of the system's own release, or of Ubuntu 24.04 (`noble`), and programs are built
 //! with them. The kernel starts the programs of a root for arm64 by `qemu-aarch64-static`.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -16,9 +15,10 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::packages::contents;
+use crate::packages::crates::{COMMAND, LIBRARIES, crates};
 use crate::packages::install::{DebugInfo, VERSION, install};
 use crate::packages::places::Places;
-use crate::process::{capture, cargo, command, need, run};
+use crate::process::{capture, command, need, run};
 use crate::target::{ARM64, Target, for_target};
 use crate::{Skipped, build, layout};
 
@@ -81,7 +81,7 @@ fn packages(folder: &Path, other: Option<&str>) -> Result<Vec<PathBuf>> {
         fs::copy(entry.path(), debian.join(entry.file_name()))?;
     }
     fs::copy(layout::root().join("CHANGELOG.md"), sources.join("CHANGELOG.md"))?;
-    fs::write(sources.join("rust-crates"), crates(SHIPPED, other)?)?;
+    fs::write(sources.join("rust-crates"), crates(COMMAND, other)?)?;
     fs::create_dir(sources.join("libraries"))?;
     fs::write(sources.join("libraries/rust-crates"), crates(LIBRARIES, other)?)?;
     let changelog = fs::read_to_string(debian.join("changelog"))?;
@@ -143,36 +143,6 @@ fn newest_libc(text: &str) -> Option<(u32, u32)> {
         Some((major.parse().ok()?, minor.parse().ok()?))
     };
     text.split("GLIBC_").skip(1).filter_map(version).max()
-}
-
-/// The crates of the libraries that a release has.
-pub(crate) const LIBRARIES: &[&str] = &["neap-malloc", "neap-mallctl", "neap-c"];
-
-/// The crates of all that a release has.
-pub(crate) const SHIPPED: &[&str] = &["neap-cli", "neap-malloc", "neap-mallctl", "neap-c"];
-
-/// The crates of other projects whose code some of ours contain, with their licences. Macros, and
-/// crates that only these need, run in the compiler and are left out. `other` is the target if that
-/// is not this machine's.
-pub(crate) fn crates(ours: &[&str], other: Option<&str>) -> Result<String> {
-    let mut tree =
-        cargo(["tree", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}: {l}", "--no-dedupe"]);
-    tree.args(ours.iter().flat_map(|name| ["--package", name]));
-    if let Some(target) = other {
-        tree.args(["--target", target]);
-    }
-    tree.current_dir(layout::root());
-    Ok(others(&capture(tree)?))
-}
-
-/// The list for a text of `cargo tree`, whose last part of a line is the licence.
-fn others(tree: &str) -> String {
-    // A crate of the workspace has its folder beside its version.
-    let other = |line: &&str| !line.is_empty() && !line.contains("(/");
-    let others: BTreeSet<&str> = tree.lines().filter(other).collect();
-    let mut text = String::from("neap contains code of these Rust crates, under the licences named.\n\n");
-    others.iter().for_each(|line| text.extend([line, "\n"]));
-    text
 }
 
 /// Lets lintian judge all packages of a folder.
@@ -315,17 +285,6 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>, relea
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn crates_of_the_libraries_are_named_without_the_command() {
-        let text = crates(LIBRARIES, None).unwrap();
-        assert!(text.contains("\nrustix v1.") && text.contains("\nlibc v0."), "{text}");
-        assert!(!text.contains("\nclap v") && !text.contains("neap-os"), "{text}");
-        let text = crates(SHIPPED, None).unwrap();
-        assert!(text.contains("\nclap v") && !text.contains("\nsyn v"), "{text}");
-        let tree = "neap v0.1.0 (/a): MIT\nlibc v0.2.1: MIT\n\nlibc v0.2.1: MIT\n";
-        assert!(others(tree).ends_with("named.\n\nlibc v0.2.1: MIT\n"));
-    }
 
     #[test]
     fn packages_are_tested_on_known_releases_only() {

@@ -13,7 +13,7 @@ use anyhow::Result;
 use crate::build::{self, MALLCTL_SONAME, MALLOC_SONAME, SONAME};
 use crate::layout;
 use crate::library::debug_info::{objcopy, split};
-use crate::packages::deb;
+use crate::packages::crates::{PRELOADED, SHIPPED, crates};
 use crate::packages::manifest::{self, Installation, set_mode};
 use crate::packages::places::Places;
 use crate::process::{capture, command, need, run};
@@ -77,7 +77,7 @@ pub(crate) fn library_for_musl(places: &Places) -> Result<()> {
     let mut installation = Installation::begin(places)?;
     put_library(&mut installation, DebugInfo::Split, &Target::Musl.library(), "libneap_malloc.so", MALLOC_SONAME)?;
     installation.copy(&layout::header(), Path::new("include/neap.h"), 0o644)?;
-    put_documents(&mut installation, &deb::crates(&["neap-malloc"], Some(MUSL))?)?;
+    put_documents(&mut installation, &crates(PRELOADED, Some(MUSL))?)?;
     installation.finish().map(|_| ())
 }
 
@@ -111,7 +111,7 @@ fn put_all(installation: &mut Installation, debug_info: DebugInfo) -> Result<()>
         let text = fs::read_to_string(layout::root().join("crates/neap-c").join(format!("{template}.in")))?;
         installation.write(&filled(&text, places), &lib.join(folder).join(template))?;
     }
-    put_documents(installation, &deb::crates(deb::SHIPPED, layout::other_target().as_deref())?)?;
+    put_documents(installation, &crates(SHIPPED, layout::other_target().as_deref())?)?;
     let pages = layout::target().join("pages");
     if pages.exists() {
         fs::remove_dir_all(&pages)?;

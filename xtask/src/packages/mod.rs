@@ -3,6 +3,7 @@
 pub(crate) mod artefacts;
 pub(crate) mod container;
 pub(crate) mod contents;
+pub(crate) mod crates;
 pub(crate) mod deb;
 pub(crate) mod install;
 pub(crate) mod install_check;
