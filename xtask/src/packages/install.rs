@@ -50,7 +50,10 @@ fn hint(places: &Places) -> Option<String> {
     (!places.are_staged()).then(|| {
         let lib = places.prefix.join(&places.libdir);
         let lib = lib.display();
-        format!("For programs that link libneap.so, run `ldconfig` as root, or set LD_LIBRARY_PATH={lib}")
+        format!(
+            "For programs that link libneap.so: if the loader searches {lib}, run `ldconfig` as root, else set \
+             LD_LIBRARY_PATH={lib}"
+        )
     })
 }
 
@@ -65,20 +68,27 @@ pub(crate) fn uninstall(arguments: &[String]) -> Result<()> {
 /// Installs the built files, and returns their paths.
 pub(crate) fn install(places: &Places, debug_info: DebugInfo) -> Result<Vec<PathBuf>> {
     need("objcopy", &["binutils"])?;
-    let mut installation = Installation::begin(places)?;
-    let outcome = put_all(&mut installation, debug_info);
-    // An installation that failed half-way can be removed, too.
-    let files = installation.finish()?;
-    outcome.map(|()| files)
+    whole(places, |installation| put_all(installation, debug_info))
 }
 
 /// Installs the preload library for musl alone, with `neap.h` and documents.
 pub(crate) fn library_for_musl(places: &Places) -> Result<()> {
+    need("objcopy", &["binutils"])?;
+    let files = whole(places, |installation| {
+        put_library(installation, DebugInfo::Split, &Target::Musl.library(), "libneap_malloc.so", MALLOC_SONAME)?;
+        installation.copy(&layout::header(), Path::new("include/neap.h"), 0o644)?;
+        put_documents(installation, &crates(PRELOADED, Some(MUSL))?)
+    });
+    files.map(|_| ())
+}
+
+/// Writes an installation with its manifest, also if `put` fails half-way: such a one can be
+/// removed, too. Returns the paths of the files.
+fn whole(places: &Places, put: impl FnOnce(&mut Installation) -> Result<()>) -> Result<Vec<PathBuf>> {
     let mut installation = Installation::begin(places)?;
-    put_library(&mut installation, DebugInfo::Split, &Target::Musl.library(), "libneap_malloc.so", MALLOC_SONAME)?;
-    installation.copy(&layout::header(), Path::new("include/neap.h"), 0o644)?;
-    put_documents(&mut installation, &crates(PRELOADED, Some(MUSL))?)?;
-    installation.finish().map(|_| ())
+    let outcome = put(&mut installation);
+    let files = installation.finish()?;
+    outcome.map(|()| files)
 }
 
 /// Writes every file.
@@ -198,8 +208,22 @@ mod tests {
     fn only_an_installation_in_its_place_has_a_hint_for_the_loader() {
         let places = |line: &str| Places::parse(&line.split(' ').map(str::to_string).collect::<Vec<_>>()).unwrap();
         let said = hint(&places("--prefix /usr/local --libdir lib64")).unwrap();
-        assert!(said.contains("`ldconfig`") && said.ends_with("=/usr/local/lib64"), "{said}");
+        assert!(said.contains("if the loader searches /usr/local/lib64, run `ldconfig`"), "{said}");
+        assert!(said.ends_with("else set LD_LIBRARY_PATH=/usr/local/lib64"), "{said}");
         assert_eq!(hint(&places("--prefix /usr --destdir /stage")), None);
+    }
+
+    #[test]
+    fn installation_that_fails_half_way_can_be_removed() {
+        let prefix = std::env::temp_dir().join(format!("neap-install-{}", std::process::id()));
+        let places = Places::below(&prefix);
+        let outcome = whole(&places, |installation| {
+            installation.write("", Path::new("bin/neap"))?;
+            anyhow::bail!("no space")
+        });
+        assert_eq!(outcome.unwrap_err().to_string(), "no space");
+        manifest::uninstall(&places).unwrap();
+        assert!(!prefix.exists());
     }
 
     #[test]
