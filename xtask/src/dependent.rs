@@ -84,6 +84,9 @@ const FEATURES: &[&[&str]] = &[&[], &["--all-features"], &["--no-default-feature
 const PROFILES: &[&str] = &["release", "apart", "dev"];
 
 /// The command. With a target, it builds and runs the program for that target alone.
+///
+/// # Errors
+/// [`Skipped`](crate::Skipped) if tools for the named target are missing.
 pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     let mut report = Report::default();
     match Target::parse(arguments)? {
@@ -93,7 +96,10 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
             let builds = targets.into_iter().flat_map(|target| PROFILES.iter().map(move |profile| (target, *profile)));
             all(&mut report, &builds.collect::<Vec<_>>())?;
         }
-        (target, []) => for_target(&mut report, target)?,
+        (target, []) => {
+            can_build(target)?;
+            for_target(&mut report, target)?;
+        }
     }
     report.close("dependent")
 }
@@ -127,19 +133,26 @@ pub(crate) fn for_target(report: &mut Report, target: Target) -> Result<()> {
 /// A build of the program: target and profile.
 type Build = (Target, &'static str);
 
+/// Whether the program can be built for a target and run here.
+///
+/// # Errors
+/// [`Skipped`](crate::Skipped), with the command that installs the missing tools.
+fn can_build(target: Target) -> Result<()> {
+    match target {
+        // A static program needs no C compiler for musl.
+        Target::Musl => standard_library(MUSL),
+        Target::Native | Target::Arm64 => target.is_there(true),
+    }
+}
+
 /// Builds and runs the program for each target and profile.
 fn each(report: &Mutex<&mut Report>, folder: &Path, builds: &[Build]) -> Result<()> {
     lanes::each(lanes::BUSY, builds, |(target, profile)| {
-        let missing = match target {
-            // A static program needs no C compiler for musl.
-            Target::Musl => standard_library(MUSL),
-            Target::Native | Target::Arm64 => target.is_there(true),
-        };
         let name = match target.name() {
             Some(target) => format!("profile {profile}, for {target}"),
             None => format!("profile {profile}"),
         };
-        match missing {
+        match can_build(*target) {
             Ok(()) => {
                 let result = run(folder, profile, *target);
                 locked(report).check(&name, result);
