@@ -49,6 +49,7 @@ pub(crate) fn check() -> Result<()> {
 
 /// Runs the checks, counted in `report`.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
+    layout::built_library()?;
     need("pkg-config", &["pkg-config"])?;
     let folder = layout::target().join("c_api");
     if folder.exists() {

@@ -1,9 +1,9 @@
 //! Places of files: the root of the sources, the target folder and its products. So a target folder
-//! named by `CARGO_TARGET_DIR` holds for all steps. Nothing here touches the disk.
+//! named by `CARGO_TARGET_DIR` holds for all steps.
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::process::{capture, command};
 
@@ -60,6 +60,17 @@ pub(crate) fn library() -> PathBuf {
     products().join("libneap_malloc.so")
 }
 
+/// The preload library, or an error that names the command which builds it.
+pub(crate) fn built_library() -> Result<PathBuf> {
+    built(library())
+}
+
+/// A file that `build` makes.
+fn built(file: PathBuf) -> Result<PathBuf> {
+    ensure!(file.exists(), "{} is not there: run `cargo xtask build`", file.display());
+    Ok(file)
+}
+
 /// The library with jemalloc's `mallctl`.
 pub(crate) fn mallctl() -> PathBuf {
     products().join("libneap_mallctl.so")
@@ -98,4 +109,16 @@ pub(crate) fn tool() -> PathBuf {
 /// The command line tool for this machine.
 pub(crate) fn host_tool() -> PathBuf {
     target().join("release/neap")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_product_names_the_command_that_builds_it() {
+        let error = built(PathBuf::from("/no/libneap_malloc.so")).unwrap_err().to_string();
+        assert_eq!(error, "/no/libneap_malloc.so is not there: run `cargo xtask build`");
+        assert_eq!(built(header()).unwrap(), header());
+    }
 }

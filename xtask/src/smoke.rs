@@ -56,7 +56,7 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
             (fs::canonicalize(file).with_context(|| file.clone())?, names)
         }
         [option] if option == "--library" => bail!("--library needs the name of a file"),
-        names => (layout::library(), names),
+        names => (layout::built_library()?, names),
     };
     let mut report = Report::default();
     into(&mut report, &library, names)?;
@@ -65,7 +65,6 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
 
 /// All programs whose name contains one of `names`, or all, counted in `report`.
 pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Result<()> {
-    ensure!(library.exists(), "{} is not there: run `cargo xtask build`", library.display());
     need("gcc", &["gcc", "libc6-dev"])?;
     need("g++", &["g++"])?;
     let scratch = layout::target().join("smoke");

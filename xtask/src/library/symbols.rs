@@ -219,12 +219,13 @@ pub(crate) fn check() -> Result<()> {
 
 /// Checks the built library, counted in a report with other checks.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
+    let library = layout::built_library()?;
     need("nm", &["binutils"])?;
     let header = layout::header();
     let header = fs::read_to_string(&header).with_context(|| header.display().to_string())?;
     let functions = declared(&header);
     let [shared, archive] = layout::c_libraries();
-    loaded(report, Target::Native, &layout::library(), true, &functions)?;
+    loaded(report, Target::Native, &library, true, &functions)?;
     loaded(report, Target::Native, &shared, false, &functions)?;
     mallctl(report, &layout::mallctl(), &functions)?;
     println!("symbols of {}", archive.display());

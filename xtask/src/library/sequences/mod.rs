@@ -57,11 +57,14 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
 
 /// Checks the built library, counted in a report with other checks.
 pub(crate) fn into(report: &mut Report, target: Target) -> Result<()> {
-    let library = target.library();
+    let library = match target {
+        Target::Native => layout::built_library()?,
+        Target::Arm64 | Target::Musl => target.library(),
+    };
     println!("sequences of {}", library.display());
     let proved = fs::read_to_string(layout::root().join(PROVED)).context(PROVED)?;
     let proved = sections(&proved, target);
-    let file = fs::read(&library)?;
+    let file = fs::read(&library).with_context(|| library.display().to_string())?;
     let descriptors = descriptors(&file, target)?;
     let mut objdump = command(&target.tool("objdump"), ["-d", "--no-show-raw-insn"]);
     if target.is_of_this_processor() {
