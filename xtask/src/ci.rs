@@ -84,7 +84,7 @@ pub(crate) fn test() -> Result<()> {
     symbols::into(&mut report)?;
     fast_path::into(&mut report, Target::Native)?;
     sequences::into(&mut report, Target::Native)?;
-    smoke::into(&mut report, &layout::library(), &[])?;
+    smoke::into(&mut report, &layout::built_library()?, &[])?;
     c_api::into(&mut report)?;
     dependent::into(&mut report)?;
     report.close("test")
@@ -175,7 +175,8 @@ pub(crate) struct SkippedStep {
 pub(crate) struct LeftOut {
     /// Whole steps.
     pub(crate) steps: Vec<SkippedStep>,
-    /// Steps that passed without some of their checks, each with the names of these.
+    /// Steps that passed without some of their checks, or were skipped after some, each with the
+    /// names of the checks.
     pub(crate) parts: Vec<(&'static str, String)>,
 }
 
@@ -233,6 +234,9 @@ fn steps<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Result<LeftOut> {
             }
             Ok(Some(reason)) => {
                 let line = format!("{seconds:>5} s  skipped  {name}: {reason}");
+                if !without.is_empty() {
+                    left.parts.push((name, without.join(", ")));
+                }
                 left.steps.push(SkippedStep { name, reason });
                 line
             }
@@ -259,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn skipped_steps_and_checks_are_returned_with_their_reasons() {
+    fn skipped_steps_have_reasons_and_skipped_checks_names() {
         const MADE_UP: &[Step] = &[
             ("passes", || Ok(None)),
             ("says why", || Ok(Some("no tool".to_string()))),
@@ -270,12 +274,21 @@ mod tests {
                 report.skip("another", "no kernel");
                 report.close("in part").map(|()| None)
             }),
+            ("ends early", || {
+                Report::default().skip("a third", "no tool");
+                Err(Skipped("no network".to_string()).into())
+            }),
         ];
         let skipped = |name, reason: &str| SkippedStep { name, reason: reason.to_string() };
         let left = steps(MADE_UP).unwrap();
-        assert_eq!(left.steps, [skipped("says why", "no tool"), skipped("cannot run", "no root")]);
-        let parts: Vec<_> = left.parts.iter().filter(|(name, _)| *name == "in part").collect();
-        assert!(parts.len() == 1 && parts[0].1.contains("another"), "{parts:?}");
+        assert_eq!(
+            left.steps,
+            [skipped("says why", "no tool"), skipped("cannot run", "no root"), skipped("ends early", "no network")]
+        );
+        for (step, check) in [("in part", "another"), ("ends early", "a third")] {
+            let parts: Vec<_> = left.parts.iter().filter(|(name, _)| *name == step).collect();
+            assert!(parts.len() == 1 && parts[0].1.contains(check), "{step}: {parts:?}");
+        }
         const FAILS: &[Step] = &[("fails", || bail!("it is broken")), ("passes", || Ok(None))];
         assert_eq!(steps(FAILS).unwrap_err().to_string(), "1 of 2 steps failed");
     }
