@@ -397,8 +397,8 @@ impl Arena {
     /// The most pages that may be in use; `None` without a budget.
     #[inline]
     pub(crate) fn budget(&self) -> Option<u32> {
-        // Acquire: pairs with `NodePages::change`, which begins the reserve before. The nodes' parts
-        // decide whether pages fit. They change under the zones' locks.
+        // Acquire: pairs with `NodePages::change`, which begins the reserve before. The nodes'
+        // parts decide whether pages fit. They change under the zones' locks.
         Some(self.budget.load(Acquire)).filter(|&pages| pages != UNLIMITED)
     }
 

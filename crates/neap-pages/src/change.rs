@@ -74,8 +74,8 @@ impl<P: Platform> NodePages<P> {
             // thread makes it pay for tables before the thread sees the budget.
             arena.begin_reserve(if pages == UNLIMITED { 0 } else { pages });
         }
-        // Release: pairs with `Arena::budget`. The parts change under the zones' locks, and a thread
-        // that still sees the old budget decides nothing but whether to give up room.
+        // Release: pairs with `Arena::budget`. The parts change under the zones' locks, and a
+        // thread that still sees the old budget decides nothing but whether to give up room.
         arena.budget.store(pages, Release);
         match (before, pages) {
             (UNLIMITED, UNLIMITED) => {}

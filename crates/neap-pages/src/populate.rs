@@ -336,9 +336,9 @@ impl Zone {
         self.lock().population.note_allowed(pages);
     }
 
-    /// Calls `release` after [`Zone::end_population`]: the kernel would fill released pages again in
-    /// ranges where it may make huge pages. With a budget, no thread populates meanwhile, since that
-    /// memory could be released next, in a range that allows huge pages again.
+    /// Calls `release` after [`Zone::end_population`]: the kernel would fill released pages again
+    /// in ranges where it may make huge pages. With a budget, no thread populates meanwhile, since
+    /// that memory could be released next, in a range that allows huge pages again.
     pub(crate) fn without_population<P: Platform, T>(
         &self,
         arena: &Arena,

@@ -139,8 +139,8 @@ impl Following {
     /// fall is more, neap expects that.
     ///
     /// Growth counts in full only if the used memory grows, too, by at least [`LEAST_FALL`]. The
-    /// container may go on counting parts of huge pages that the heap has released, as if others had
-    /// taken them.
+    /// container may go on counting parts of huge pages that the heap has released, as if others
+    /// had taken them.
     ///
     /// # Errors
     /// Returns the last answer if the last look was less than 25 ms ago. Nothing is recorded then.
