@@ -1,15 +1,16 @@
-//! The oldest and the newest compiler. `cargo xtask audit` checks the shipped crates with the
-//! version that the workspace promises. `cargo xtask newest-rust` runs their unit tests with the
-//! newest stable version, in whose eyes the sources must be free of warnings.
+//! The oldest and the newest compiler. `cargo xtask audit` checks the crates of the libraries and
+//! the command with the version that the workspace promises. `cargo xtask newest-rust` runs the
+//! unit tests of the libraries' crates with the newest stable version, which must not warn.
 //!
-//! If a compiler is the one in use, all other checks have been made with it. rustup installs a
+//! If the oldest is the compiler in use, all other checks have been made with it. rustup installs a
 //! missing one by its number, so the toolchain `stable` of this machine stays as it is.
 
+use core::time::Duration;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::process::{capture, command, last_line, run};
+use crate::process::{capture, command, last_line, observe, run};
 use crate::report::Report;
 use crate::source_rules::tidy;
 use crate::{Skipped, layout};
@@ -29,6 +30,18 @@ fn newest_stable(text: &str) -> Option<&str> {
     // Behind an arrow if an update can be had, else behind the colon.
     let (_, version) = line.rsplit_once(" -> ").or_else(|| line.rsplit_once(": "))?;
     version.split_whitespace().next().filter(|version| version.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// The newest stable version that rustup can install.
+fn newest_version() -> Result<String> {
+    // Its status is not 0 if an update can be had.
+    let check = observe(command("rustup", ["check"]), Duration::from_secs(120)).context("install Rust with rustup")?;
+    let said = String::from_utf8_lossy(&check.stdout);
+    let version = newest_stable(&said).with_context(|| {
+        let how = check.summary().replace('\n', " ");
+        format!("`rustup check` names no stable version ({how}): run `rustup toolchain install stable` with a network")
+    })?;
+    Ok(version.to_string())
 }
 
 /// Whether the compiler in use is of a version.
@@ -57,7 +70,7 @@ fn cargo(version: &str, folder: &str, arguments: &[&str]) -> Result<Command> {
     Ok(cargo)
 }
 
-/// Checks the shipped crates with the oldest compiler.
+/// Checks the crates of the libraries and the command with the oldest compiler.
 pub(crate) fn oldest(report: &mut Report) -> Result<()> {
     let name = "rust-version";
     if is_in_use(PROMISED)? {
@@ -76,25 +89,18 @@ pub(crate) fn oldest(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Runs the shipped crates' unit tests with the newest stable compiler.
+/// Runs the unit tests of the libraries' crates with the newest stable compiler.
 ///
 /// # Errors
 /// [`Skipped`] if this compiler cannot be had.
 pub(crate) fn newest() -> Result<()> {
     let skipped =
         |error: &anyhow::Error| Skipped(format!("newest-rust: SKIPPED, nothing was tested: {}", last_line(error)));
-    // Its status is not 0 if an update can be had.
-    let said = command("rustup", ["check"]).output().context("cannot start rustup").map_err(|error| skipped(&error))?;
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    let version =
-        newest_stable(&said).context("`rustup check` names no stable version").map_err(|error| skipped(&error))?;
-    if is_in_use(version)? {
-        return Ok(());
-    }
-    let mut test = cargo(version, "newest", &["test", "--locked", "--lib"]).map_err(|error| skipped(&error))?;
+    let version = newest_version().map_err(|error| skipped(&error))?;
+    let mut test = cargo(&version, "newest", &["test", "--locked", "--lib"]).map_err(|error| skipped(&error))?;
     test.args(tidy::tested_packages()).env("RUSTFLAGS", "-D warnings");
     run(test)?;
-    println!("newest-rust: unit tests of what ships passed with {version}, without a warning");
+    println!("newest-rust: unit tests of the libraries' crates passed with {version}, without a warning");
     Ok(())
 }
 

@@ -76,7 +76,7 @@ usage: cargo xtask COMMAND [arguments]
   prometheus                  Prometheus scrapes a program under neap; the rules and the dashboard of contrib
   audit                       licences, sources, duplicates and known holes of other projects' crates; public interfaces against
                               the last release; the oldest compiler
-  newest-rust                 unit tests of what ships with the newest stable compiler, which must not warn
+  newest-rust                 unit tests of the libraries' crates with the newest stable compiler, which must not warn
   tidy                        rules about the sources that no compiler checks
   cycles                      files that import each other in a circle; `tidy` allows two files, not more
   prose                       comments that break the rules for text; `tidy` holds their number
