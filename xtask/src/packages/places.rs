@@ -67,17 +67,19 @@ impl Places {
     /// An error if this user may not write to a folder of the installation, or to the one in which
     /// it would be made: a build takes minutes, so this is found before.
     pub(crate) fn may_write(&self) -> Result<()> {
+        let (another, hint) = match self.are_staged() {
+            true => ("another --destdir", ""),
+            false => {
+                ("another --prefix", ", such as $HOME/.local, or install as \"A prefix\" in docs/guide/install.md says")
+            }
+        };
         for folder in [Path::new("bin"), &self.libdir, &self.debugdir, Path::new("include"), Path::new("share")] {
             let place = self.on_disk(&self.prefix.join(folder));
             let there = place.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
             let is = |test: &str| observe(command("test", [test.as_ref(), there.as_os_str()]), Duration::from_secs(60));
-            let can = is("-d")?.success() && is("-w")?.success();
-            ensure!(
-                can,
-                "this user may not write to {}: name another --prefix, such as $HOME/.local, or install as \"A prefix\" \
-                 in docs/guide/install.md says",
-                there.display()
-            );
+            let there = there.display();
+            ensure!(is("-d")?.success(), "{there} is not a folder: remove it, or name {another}");
+            ensure!(is("-w")?.success(), "this user may not write to {there}: name {another}{hint}");
         }
         Ok(())
     }
@@ -124,7 +126,10 @@ mod tests {
         std::fs::create_dir_all(folder.join("prefix/of/lib")).unwrap();
         std::fs::write(folder.join("prefix/of/lib/debug"), "").unwrap();
         let error = places.may_write().unwrap_err().to_string();
-        assert!(error.contains("prefix/of/lib/debug: name another"), "{error}");
+        assert!(error.ends_with("lib/debug is not a folder: remove it, or name another --prefix"), "{error}");
+        let places = Places::staged(Path::new("/of"), &folder.join("prefix"));
+        let error = places.may_write().unwrap_err().to_string();
+        assert!(error.ends_with("lib/debug is not a folder: remove it, or name another --destdir"), "{error}");
         std::fs::remove_dir_all(folder).unwrap();
     }
 
