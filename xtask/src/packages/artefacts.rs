@@ -5,7 +5,7 @@
 //! their debug information, a bill of materials and the Debian packages. For musl, the archive has
 //! the preload library and `neap.h` alone, and there are no packages. Once: the packages of crates
 //! and `SHA256SUMS`. The crate `neap-packing` writes archives and lists. Without `--target` the
-//! targets are this machine's, arm64, and musl on x86-64.
+//! targets are this machine's, and on x86-64 with glibc also arm64 and musl.
 //!
 //! `SOURCE_DATE_EPOCH` is the time in all of these files. `cargo xtask release` sets it, and has
 //! the compiler replace the folders of this machine.
@@ -82,9 +82,17 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
 /// The targets of a release.
 pub(crate) fn all() -> Result<Vec<String>> {
     let host = layout::host()?;
-    // Debian's musl-gcc builds for its own processor.
-    let others = if host == ARM64 { &[][..] } else { &[ARM64, MUSL][..] };
-    Ok([host].into_iter().chain(others.iter().map(|target| target.to_string())).collect())
+    let others = beside(&host).iter().map(|target| target.to_string());
+    Ok([host.clone()].into_iter().chain(others).collect())
+}
+
+/// The targets that are built on a machine beside its own.
+fn beside(host: &str) -> &'static [&'static str] {
+    match host {
+        // Debian's musl-gcc builds for its own processor.
+        "x86_64-unknown-linux-gnu" => &[ARM64, MUSL],
+        _ => &[],
+    }
 }
 
 /// The time of the release, in seconds since 1970.
@@ -131,7 +139,7 @@ fn archives(target: &str, host: &str, seconds: &str, to: &Path) -> Result<()> {
         contents::check(&listing, &format!("archive{part}{kind}"), &format!("{name}/"), "lib")?;
     }
     let prefix = unpacked(&to.join(format!("{name}.tar.gz")), &stage.join("unpacked"), &name)?;
-    if target == host {
+    if target == host && target != MUSL {
         install_check::run(&prefix)?;
     } else if target == ARM64 && Target::Arm64.is_there(true).is_ok() {
         let mut neap = Target::Arm64.start(&prefix.join("bin/neap"));
@@ -187,4 +195,17 @@ fn copy(folder: &Path, extension: &str, to: &Path) -> Result<()> {
         .iter()
         .filter(|file| file.extension().is_some_and(|end| end == extension))
         .try_for_each(|file| copy_file(file, to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_x86_64_with_glibc_builds_for_other_targets() {
+        assert_eq!(beside("x86_64-unknown-linux-gnu"), [ARM64, MUSL]);
+        for host in [ARM64, MUSL, "riscv64gc-unknown-linux-gnu"] {
+            assert!(beside(host).is_empty(), "{host}");
+        }
+    }
 }
