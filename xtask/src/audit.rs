@@ -27,7 +27,7 @@ const DENY: &str = "cargo-deny@0.20.2";
 /// Runs the checks whose results depend on the tree alone: those without RustSec's list.
 ///
 /// # Errors
-/// [`Skipped`] if all checks passed but those of cargo-deny, which is not to be had.
+/// [`Skipped`] if cargo-deny cannot be had and all other checks passed.
 pub(crate) fn check() -> Result<()> {
     checks(false)
 }
@@ -35,8 +35,7 @@ pub(crate) fn check() -> Result<()> {
 /// Runs all checks.
 ///
 /// # Errors
-/// [`Skipped`] if all checks passed but those of cargo-deny, or of it with RustSec's list, which is
-/// not to be had.
+/// [`Skipped`] if cargo-deny or RustSec's list cannot be had and all other checks passed.
 pub(crate) fn full() -> Result<()> {
     checks(true)
 }

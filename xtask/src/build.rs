@@ -71,7 +71,7 @@ pub(crate) fn archive(target: &str) -> Command {
     let mut cargo = cargo(["rustc", "--release", "--package", "neap-malloc", "--lib", "--crate-type", "staticlib"]);
     cargo.args(["--target", target, "--target-dir"]).arg(layout::of_static());
     let variable = layout::cargo_variable(target, "RUSTFLAGS");
-    // A release names folders in this variable.
+    // `cargo xtask release` names folders in this variable.
     let given = std::env::var(&variable).unwrap_or_default();
     cargo.env(variable, format!("{given} -C target-feature=+crt-static").trim_start());
     cargo.current_dir(layout::root());

@@ -97,7 +97,7 @@ impl Target {
         if self == Target::Musl {
             cargo.env(layout::cargo_variable(MUSL, "LINKER"), self.tool("gcc"));
             let variable = layout::cargo_variable(MUSL, "RUSTFLAGS");
-            // A release names folders in this variable.
+            // `cargo xtask release` names folders in this variable.
             let given = std::env::var(&variable).unwrap_or_default();
             let flags = format!("{given} -C target-feature=-crt-static -C link-self-contained=no");
             cargo.env(variable, flags.trim_start());

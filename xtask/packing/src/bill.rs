@@ -35,7 +35,7 @@ pub(crate) fn write(
     time: &str,
     file: &Path,
 ) -> Result<()> {
-    ensure!(!shipped.is_empty(), "no crate is named");
+    ensure!(!shipped.is_empty(), "no crate is named: add the crates of the products to the arguments");
     let lock = fs::read_to_string(lock).with_context(|| lock.display().to_string())?;
     let bill = bill(&serde_json::from_str(metadata)?, &checksums(&lock), shipped, target, &date(time.parse()?))?;
     let mut text = Vec::new();
