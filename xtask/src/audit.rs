@@ -24,6 +24,10 @@ use crate::{Skipped, compilers, dependent, layout};
 /// The version of cargo-deny that is installed. A later one may read `deny.toml` in another way.
 const DENY: &str = "cargo-deny@0.20.2";
 
+/// The version of cargo-semver-checks that is installed. A later one may know other changes, and
+/// need a later compiler than the one in use.
+const SEMVER_CHECKS: &str = "cargo-semver-checks@0.51.0";
+
 /// Runs the checks whose results depend on the tree alone: those without RustSec's list.
 ///
 /// # Errors
@@ -108,7 +112,7 @@ fn interfaces(report: &mut Report) -> Result<()> {
         report.skip(name, "no release has a tag yet, so there is nothing to compare with");
         return Ok(());
     };
-    let tool = match tool(name) {
+    let tool = match tool(SEMVER_CHECKS) {
         Ok(tool) => tool,
         Err(error) => {
             report.skip(name, &format!("it cannot be had: {}", last_line(&error)));
