@@ -59,6 +59,12 @@ int main(int argc, char **argv) {
     threads(count - first);
     footprint(&total[1], &resident[1]);
     long grown = (resident[1] - resident[0]) * page >> 20, reserved = (total[1] - total[0]) * page >> 20;
+    if (grown > 6) {
+        /* Caches are fuller at one moment than at another. What threads leave for good stays. */
+        threads(first);
+        footprint(&total[1], &resident[1]);
+        grown = (resident[1] - resident[0]) * page >> 20;
+    }
     CHECK(grown <= 6, "%d threads left %ld MiB more resident than the first %d", count - first, grown, first);
     CHECK(reserved < 512, "%d threads left %ld MiB more address space than the first %d", count - first, reserved, first);
     return finish();
