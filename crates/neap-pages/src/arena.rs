@@ -381,9 +381,10 @@ impl Arena {
         is_new
     }
 
-    /// Records that no side table has memory for the chunk of `pfn`.
-    pub(crate) fn unmark_tables(&self, pfn: Pfn) {
-        let marked = self.marks(pfn).swap(0, Relaxed);
+    /// Records that no side table has memory for the chunk of `pfn`, except those with a bit in
+    /// `kept`.
+    pub(crate) fn unmark_tables(&self, pfn: Pfn, kept: u8) {
+        let marked = self.marks(pfn).fetch_and(kept, Relaxed) & !kept;
         let share = |named: usize| u32::from(marked >> named & 1) * self.table_share(named);
         self.table_pages.fetch_sub((0..MARKED).map(share).sum(), Relaxed);
     }

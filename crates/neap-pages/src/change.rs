@@ -69,16 +69,18 @@ impl<P: Platform> NodePages<P> {
         let arena = &self.node(0).arena;
         // Relaxed: only this thread changes it.
         let before = arena.budget.load(Relaxed);
+        if pages == before {
+            return;
+        }
         if before == UNLIMITED {
             // The reserve gets the whole budget first, so that it can give each node its part. No
             // thread makes it pay for tables before the thread sees the budget.
-            arena.begin_reserve(if pages == UNLIMITED { 0 } else { pages });
+            arena.begin_reserve(pages);
         }
         // Release: pairs with `Arena::budget`. The parts change under the zones' locks, and a
         // thread that still sees the old budget decides nothing but whether to give up room.
         arena.budget.store(pages, Release);
         match (before, pages) {
-            (UNLIMITED, UNLIMITED) => {}
             (UNLIMITED, _) => {
                 for node in self.all() {
                     let mut inner = node.zone.lock();

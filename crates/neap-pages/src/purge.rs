@@ -307,7 +307,7 @@ impl<P: Platform> ReleasePass<'_, P> {
         let each = || (0..chunks).map(|chunk| pfn.plus(chunk * CHUNK));
         // The marks go after the memory: threads may use what the budget no longer pays for.
         let marked = each().fold(0, |all, chunk| all | self.arena.marks(chunk).load(Ordering::Relaxed));
-        let mut kept = 0;
+        let mut kept = 0_u8;
         let offset = self.arena.address(pfn) - self.arena.base();
         let bytes = (chunks as usize * CHUNK as usize) << self.arena.page_shift();
         let page_size = 1 << self.arena.page_shift();
@@ -327,12 +327,7 @@ impl<P: Platform> ReleasePass<'_, P> {
                 kept |= 1 << index;
             }
         }
-        for chunk in each() {
-            self.arena.unmark_tables(chunk);
-            (0..MARKED)
-                .filter(|index| kept >> index & 1 == 1)
-                .for_each(|index| _ = self.arena.mark_table(chunk, index));
-        }
+        each().for_each(|chunk| self.arena.unmark_tables(chunk, kept));
         let frames = self.arena.table(FRAMES);
         if frames.droppable {
             let Range { start, length } = frames.pages(offset, bytes, page_size);
