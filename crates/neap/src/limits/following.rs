@@ -396,10 +396,12 @@ mod tests {
         assert_eq!(falling(500, 1000, 16), 498, "half of the share, for a cut");
         assert_eq!(falling(500, 1020, 20), 487, "half of the share of 12, the whole share of 20");
         // Reclaim has taken the heap to the high watermark, 4 MiB below its limit, or further.
-        let below = |own, before: u64, used| {
-            let terms = Terms { before: before * MIB, kept: 4 * MIB, ..TERMS };
+        let below_with = |own, before: u64, used, fall: u64| {
+            let terms = Terms { before: before * MIB, kept: 4 * MIB, fall: fall * MIB, ..TERMS };
             limit_for(own * MIB, &room(1064 * MIB, used * MIB), terms) >> 20
         };
+        let below = |own, before, used| below_with(own, before, used, 0);
+        assert_eq!([38, 16].map(|fall| below_with(500, 550, 1000, fall)), [485, 548], "further, for growth and a cut");
         assert_eq!([below(396, 400, 1108), below(380, 400, 1108)], [382, 382], "from the limit that it had");
         assert_eq!(below(340, 400, 1108), 324, "from its own size");
         assert_eq!([below(996, 1000, 1108), below(980, 1000, 1108)], [910, 891], "alone, further below is further");
